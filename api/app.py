@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
@@ -26,13 +27,16 @@ from .routes.deliveries import DeliveryRoutes
 from .routes.events import EventRoutes
 from .routes.flue import AgentRoutes, RunReader
 from .routes.inputs import InputRoutes
-from .routes.inspection import AboutRoutes, AttemptRoutes, DeadLetterRoutes, InspectionRoutes
+from .routes.inspection import AboutRoutes, AttemptRoutes, DeadLetterRoutes, InspectionRoutes, MetricsRoutes
 from .routes.overview import OverviewRoutes
 from .routes.runs import RunRoutes
 from .routes.sessions import CallbackRoutes, SessionRoutes
 from .routes.streams import HEADERS, MOST_APPENDED, PREFIX, StreamRoutes
 from .routes.transcripts import TranscriptRoutes
 from .stream.broadcast import Broadcasts
+
+if TYPE_CHECKING:
+    from perdure.telemetry.scrape import Scrape
 
 #: The largest report of another server, in bytes. Of larger results the stream there is read.
 MOST_REPORTED = 4_194_304
@@ -52,6 +56,7 @@ def create_app(
     settings: Settings,
     authenticators: Sequence[Authenticator],
     broadcasts: Broadcasts | None = None,
+    scrape: "Scrape | None" = None,
 ) -> FastAPI:
     """The HTTP API over these parts. The owner of `broadcasts` can end all open streams."""
     development = is_development(settings)
@@ -93,6 +98,8 @@ def create_app(
         console = ConsoleRoutes()
         table.add("GET", ROOT, console.page)
         table.add("GET", FILES, console.file)
+    if scrape is not None:
+        table.add("GET", "/metrics", MetricsRoutes(gate, Operators(settings.operators), scrape).show)
     return app
 
 

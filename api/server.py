@@ -14,9 +14,10 @@ from starlette.types import ASGIApp
 
 from perdure.agents.registry import load_agents, load_runs
 from perdure.errors import Misconfigured
+from perdure.runtime.connect import telemetry_choices
 from perdure.runtime.open import open_sessions
 from perdure.runtime.streams.written import StreamSweeper
-from perdure.runtime.sweeper import Retention
+from perdure.runtime.sweeper import BacklogGauges, Retention
 from perdure.settings import Settings
 from perdure.store.lifecycle import Keep
 from perdure.store.open import checked_store
@@ -116,15 +117,22 @@ async def serve(settings: Settings, stop: asyncio.Event, ready: asyncio.Event | 
         agents = load_agents(settings.agents, settings.model, settings.turns)
         runs = load_runs(settings.runs, settings.agents)
         store = await stack.enter_async_context(checked_store(settings.database))
-        tracing = setup.set_up("perdure-api")
-        stack.callback(tracing.close)
-        sessions = await open_sessions(settings, store, agents=agents, runs=runs, plugins=tracing.plugins)
+        telemetry = setup.set_up(
+            "perdure-api",
+            telemetry_choices(settings),
+            scraped=settings.metrics == "on",
+            listen=settings.metrics_listener,
+        )
+        stack.callback(telemetry.close)
+        sessions = await open_sessions(settings, store, agents=agents, runs=runs, plugins=telemetry.plugins)
         await stack.enter_async_context(sessions.sweeper.running())
         await stack.enter_async_context(sessions.reconciler.running())
         await stack.enter_async_context(sessions.deletions.running())
         await stack.enter_async_context(sessions.callbacks.running())
         attempts = settings.keep_attempts_days * 86_400
         await stack.enter_async_context(Retention(store, keep, attempts).running())
+        if telemetry.measures:
+            await stack.enter_async_context(BacklogGauges(store).running())
         if settings.streams == "on":
             await stack.enter_async_context(StreamSweeper(store.streams).running())
         stalls = Stalls(store, sessions.liveness.last_sign, settings.heartbeat_timeout)
@@ -139,6 +147,7 @@ async def serve(settings: Settings, stop: asyncio.Event, ready: asyncio.Event | 
             settings=settings,
             authenticators=authenticators,
             broadcasts=broadcasts,
+            scrape=telemetry.scrape if settings.metrics == "on" else None,
         )
         host, port = sock.getsockname()[:2]
         log.info("Serving %s on http://%s:%s", ", ".join(agents.names), host, port)

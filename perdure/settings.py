@@ -54,6 +54,10 @@ def _checked_prefix(prefix: str) -> str:
     return prefix
 
 
+def _checked_listener(address: str | None) -> str | None:
+    return None if address is None else _checked(address)
+
+
 def _unless_empty(value: object) -> object:
     return None if value == "" else value
 
@@ -176,6 +180,22 @@ class Settings(BaseSettings):
     ui_detail: Literal["on", "off"] = "on"
     log_level: str = "info"
 
+    # The names of spans, attributes and metrics for generative AI: those of today, those of 1.41, or both.
+    telemetry_names: Literal["current", "v1.41", "both"] = "current"
+    # Where the content of model calls and tool calls may go: `off`, `traces`, `logs` or `traces,logs`.
+    telemetry_content: str = "off"
+    # The longest attribute with content, in bytes.
+    telemetry_content_bytes: int = Field(default=16_384, ge=256, le=1_048_576)
+    # How spans name users: not at all, by a hash (`user.hash`), or by their names (`user.id`).
+    telemetry_users: Literal["off", "hash", "id"] = "off"
+    # `on`: the API serves metrics for Prometheus at /metrics, to operators.
+    metrics: Literal["on", "off"] = "off"
+    # Worker and API each serve their metrics to whoever reaches this address.
+    metrics_host: str = "127.0.0.1"
+    metrics_port: Annotated[Annotated[int, Field(ge=1, le=65_535)] | None, BeforeValidator(_unless_empty)] = None
+    # Where Temporal's SDK serves its own metrics.
+    temporal_metrics: Annotated[str | None, BeforeValidator(_unless_empty), AfterValidator(_checked_listener)] = None
+
     # After how many days reports of attempts are deleted.
     keep_attempts_days: float = Field(default=30, gt=0, le=36_500)
     # After how many days the deltas and messages of earlier turns, and the records of ended sessions, are deleted.
@@ -198,6 +218,21 @@ class Settings(BaseSettings):
     def stream_policy(self) -> StreamPolicy:
         """What readers of events do not see. `Invalid` when clients could not do without it."""
         return stream_policy(_names(self.stream_exclude), _names(self.stream_redact))
+
+    @property
+    def content_destinations(self) -> tuple[str, ...]:
+        """Where content may go."""
+        named = _names(self.telemetry_content)
+        if named == ("off",):
+            return ()
+        if unknown := [each for each in named if each not in ("traces", "logs")]:
+            raise Invalid(f"PERDURE_TELEMETRY_CONTENT is off, traces, logs or traces,logs; not {unknown[0]!r}.")
+        return named
+
+    @property
+    def metrics_listener(self) -> tuple[str, int] | None:
+        """Where a process serves its metrics."""
+        return None if self.metrics_port is None else (self.metrics_host, self.metrics_port)
 
     @property
     def only_pools(self) -> tuple[str, ...]:

@@ -23,7 +23,9 @@ async def make_move(state: SessionState, move: decisions.Children) -> Change:
     """Start, follow or stop the sessions of a turn's calls; record their results, or show what they ask."""
     match move:
         case decisions.DispatchChildren(awaited=awaited):
-            order, summary = requests.DispatchChildren(at=awaited.at), f"start {len(awaited.keys)} children"
+            trace = (awaited.request or {}).get("traceparent")
+            order = requests.DispatchChildren(at=awaited.at, traceparent=trace)
+            summary = f"start {len(awaited.keys)} children"
             done = await execute_or_pause(names.DISPATCH_CHILDREN, order, summary=summary, result=requests.Pending)
             if done is None:
                 if workflow.patched("decide-again-before-dispatch"):

@@ -50,8 +50,20 @@ class ActivitySteps:
 
     def __init__(self, bounds: Bounds | None = None) -> None:
         self._bounds = bounds
+        self._counts = spans.TurnCounts()
+
+    async def run(self, request: TurnRequest) -> TurnResult | ContinueAsNew:
+        """Run the turn, in a span."""
+        with spans.turn(request, self._counts, workflow.time, workflow.unsafe.is_replaying) as invoked:
+            end = await run_turn(request, self)
+            if isinstance(end, ContinueAsNew):
+                invoked.became("continued")
+            else:
+                invoked.ended(end)
+        return end
 
     async def call_model(self, call: ModelCall, *, label: str | None) -> ModelOutcome:
+        self._counts.model_calls += 1
         return await self._execute(
             names.CALL_MODEL,
             call,
@@ -61,6 +73,7 @@ class ActivitySteps:
         )
 
     async def call_tool(self, call: ToolCall) -> ToolOutcome:
+        self._counts.tool_calls += 1
         return await self._execute(
             names.CALL_TOOL,
             call,
@@ -181,8 +194,7 @@ class TurnWorkflow:
 
     @workflow.run
     async def run(self, request: TurnRequest) -> TurnResult:
-        with spans.turn(request):
-            end = await run_turn(request, ActivitySteps(request.bounds))
+        end = await ActivitySteps(request.bounds).run(request)
         if isinstance(end, ContinueAsNew):
             # A long turn continues as new between two steps. The driver waits for the whole chain of runs.
             workflow.continue_as_new(end.request)
@@ -198,7 +210,7 @@ class InlineTurn(ActivitySteps):
         self._is_ending = is_ending
         self._began_at = workflow.info().get_current_history_length()
         self._is_cancelled = False
-        self._running = asyncio.create_task(self._run(request))
+        self._running = asyncio.create_task(self.run(request))
 
     def cancel(self) -> None:
         if not self._is_cancelled:
@@ -224,7 +236,3 @@ class InlineTurn(ActivitySteps):
 
     def _length(self) -> int:
         return workflow.info().get_current_history_length() - self._began_at
-
-    async def _run(self, request: TurnRequest) -> TurnResult | ContinueAsNew:
-        with spans.turn(request):
-            return await run_turn(request, self)

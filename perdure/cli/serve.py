@@ -92,6 +92,10 @@ async def _serve(part: Part, settings: Settings, ready_file: Path | None) -> Non
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     serve = _imported(part)
+    if settings.temporal_metrics is not None:
+        from perdure.runtime.connect import serve_metrics
+
+        serve_metrics(settings.temporal_metrics)
     reach = answered if part == "worker" else ready_or_absent
     if not await reach(settings, stop):
         return

@@ -25,7 +25,7 @@ from pydantic_ai.messages import (
 from perdure.bounds import whole
 from perdure.errors import ModelFailed, TurnCancelled
 from perdure.faults import reach
-from perdure.models.base import ModelSource, Prompt, Reply, UsageSoFar, with_model_errors
+from perdure.models.base import ModelSource, Prompt, Reply, UsageSoFar, ask
 from perdure.protocol import names
 from perdure.protocol.events import EventType, NewEvent, Usage
 from perdure.protocol.requests import Failure
@@ -224,7 +224,7 @@ class Summary:
     """What is needed to summarise a conversation."""
 
     factory: EventFactory
-    agent: str
+    work: spans.Work
     model: str
     conversation: Conversation
     mark: str
@@ -359,16 +359,14 @@ class Summariser:
     async def _reply(self, prompt: Prompt) -> Reply:
         """The model's reply. Readers do not see it: its text is no message."""
         summary, before = self._summary, self._usage
-        attempt = self._fence.attempt.number
         model = self._models.model(summary.model)
-        with spans.model_call(summary.factory.at, summary.agent, summary.model, attempt) as spanned:
-            async with aclosing(with_model_errors(model.stream(prompt))) as stream:
+        with spans.model_call(summary.work, summary.model) as span:
+            async with aclosing(ask(model, prompt, span)) as stream:
                 async for item in stream:
                     reach("compaction_mid_call")
                     if isinstance(item, Reply | UsageSoFar):
                         self._usage = before + item.usage
                     if isinstance(item, Reply):
-                        spans.model_replied(spanned, item.usage, item.finish_reason)
                         return item
         raise ModelFailed("The model ended without an answer.")
 

@@ -18,6 +18,7 @@ from perdure.store.base import Store, commit_with_retries
 from perdure.store.values import Commit, Consumption, DeliveryTaken, Fence, Hold, SessionChange
 
 from .compaction import Plan, Summariser, Summary, failed_at, requested
+from .events import work_of
 from .journal import COMPACTION, StoredCompaction, view_of, written
 from .prompt import instructions_of, new_mark, prompts_for
 from .tools.budget import Budget, principal_failure
@@ -173,7 +174,8 @@ class Controls:
             ending = replace(ending, fence=commit.fence, report=commit.report)
             return replace(ending, records=commit.records, change=commit.change)
 
-        summary = Summary(ctx.factory, ctx.agent.name, control.model, conversation, text, plan, prompt_of, complete)
+        work = work_of(ctx.row, ctx.call.at, ctx.agent.name, ctx.attempt, ctx.turn.principal)
+        summary = Summary(ctx.factory, work, control.model, conversation, text, plan, prompt_of, complete)
         await Summariser(self._store, self._models, summary, self._fence(control, Hold.RELEASE)).run()
 
     async def _fail(self, control: Control, failure: Failure) -> None:

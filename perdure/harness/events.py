@@ -16,14 +16,15 @@ from perdure.errors import ModelFailed
 from perdure.faults import reach
 from perdure.models.base import Delta, Item, ReasoningDelta, Reply, TextDelta, ToolInputDelta, UsageSoFar
 from perdure.protocol import names
-from perdure.protocol.deliveries import Mode, summary
+from perdure.protocol.deliveries import Mode, Principal, summary
 from perdure.protocol.events import EventType, FinishReason, NewEvent, Usage, step_coordinates, turn_coordinates
 from perdure.protocol.inputs import InputRequest, requested
 from perdure.protocol.names import MODEL_SCOPE
 from perdure.protocol.requests import Coordinates, Failure
 from perdure.session import decisions
 from perdure.store.base import Store
-from perdure.store.values import Attempt, Commit, Fence, Hold, Partial, SessionChange, SessionStatus
+from perdure.store.values import Attempt, Commit, Fence, Hold, Partial, SessionChange, SessionRow, SessionStatus
+from perdure.telemetry.spans import Work
 
 from .journal import ConsumedDelivery
 from .tools.records import Outcome
@@ -284,6 +285,11 @@ class _Chunk:
         if isinstance(delta, ToolInputDelta) and isinstance(self.first, ToolInputDelta):
             return delta.call_id == self.first.call_id
         return type(delta) is type(self.first)
+
+
+def work_of(row: SessionRow, at: Coordinates, agent: str, attempt: Attempt, speaker: Principal | None) -> Work:
+    """What an attempt works at, for its spans; `speaker` is the principal for whom the turn acts, if known."""
+    return Work(at, agent, attempt.number, row.root_id or row.session_id, speaker or row.principal)
 
 
 class DeltaWriter:

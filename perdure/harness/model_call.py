@@ -14,7 +14,7 @@ from perdure.bounds import seconds_until
 from perdure.errors import BudgetReached, DeadlineExceeded, Invalid, ModelFailed, PerdureError, TurnCancelled
 from perdure.faults import reach
 from perdure.harness.events import CallNames
-from perdure.models.base import ModelSource, Prompt, Reply, context_window, with_model_errors
+from perdure.models.base import ModelSource, Prompt, Reply, ask, context_window
 from perdure.protocol.deliveries import CONTROLS
 from perdure.protocol.events import NewEvent, Usage
 from perdure.protocol.names import MODEL_SCOPE, REPLY
@@ -24,7 +24,7 @@ from perdure.store.base import Store, commit_with_retries, write_at_last
 from perdure.store.values import Attempt, Commit, Committed, DeliveryTaken, Fence, Hold, InputChanges, Steered
 from perdure.telemetry import spans
 
-from .events import DeltaWriter, EventFactory
+from .events import DeltaWriter, EventFactory, work_of
 from .journal import ConsumedDelivery, find_agent, find_session, model_outcome, readable, view_of
 from .lanes.news import with_news, with_notes
 from .prompt import PromptOf, call_ids_of, continued, instructions_of, new_mark, prompts_for
@@ -296,7 +296,7 @@ class ModelCaller:
         from .compaction import Summariser, Summary
 
         model = self._summary_model(ctx)
-        summary = Summary(ctx.factory, ctx.agent.name, model, ctx.conversation, ctx.mark or "", plan, prompt_of)
+        summary = Summary(ctx.factory, self._work(ctx), model, ctx.conversation, ctx.mark or "", plan, prompt_of)
         record = await Summariser(self._store, self._models, summary, self._fence(ctx, Hold.KEEP)).run()
         return replace(ctx, turn=ctx.turn.with_records([record]), plan=None)
 
@@ -404,9 +404,8 @@ class ModelCaller:
         for number in range(2):
             if number > 0 and await is_stopped(self._store, ctx.call.at):
                 break
-            with spans.model_call(ctx.call.at, ctx.agent.name, self._model(ctx), ctx.attempt.number) as spanned:
-                reply = await deltas.follow(with_model_errors(model.stream(prompt)))
-                spans.model_replied(spanned, reply.usage, reply.finish_reason)
+            with spans.model_call(self._work(ctx), self._model(ctx)) as span:
+                reply = await deltas.follow(ask(model, prompt, span))
             text = reply.response.text or ""
             # Behind the beginning of a reply a blank is no less than a word: readers have seen it grow by it.
             if reply.response.tool_calls or (text if ctx.partial else text.strip()):
@@ -478,6 +477,9 @@ class ModelCaller:
 
     def _fence(self, ctx: ModelContext, hold: Hold) -> Fence:
         return Fence(ctx.call.at.turn, ctx.call.at.step, MODEL_SCOPE, ctx.attempt, hold)
+
+    def _work(self, ctx: ModelContext) -> spans.Work:
+        return work_of(ctx.row, ctx.call.at, ctx.agent.name, ctx.attempt, ctx.turn.principal)
 
     def _model(self, ctx: ModelContext) -> str:
         return ctx.agent.model or self._settings.model or DEMO

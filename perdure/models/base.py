@@ -30,6 +30,7 @@ from perdure.agents.agent import DEMO, Agent
 from perdure.bounds import public
 from perdure.errors import Misconfigured, ModelFailed, PerdureError
 from perdure.protocol.events import FinishReason, Usage
+from perdure.telemetry.spans import ModelSpan, chosen
 
 from .sent import SentMessages
 
@@ -113,17 +114,40 @@ class Model(Protocol):
         ...
 
 
-async def with_model_errors(stream: AsyncGenerator[Item, None]) -> AsyncGenerator[Item, None]:
-    """The stream; an unexpected error of the model becomes a `ModelFailed` that is not retried, because of its cost."""
-    async with aclosing(stream):
+async def ask(model: Model, prompt: Prompt, span: ModelSpan) -> AsyncGenerator[Item, None]:
+    """The reply, measured in its span.
+
+    An unexpected error of the model becomes a `ModelFailed` that is not retried, because of its cost.
+    """
+    async with aclosing(model.stream(prompt)) as stream:
         try:
             async for item in stream:
+                span.chunk()
+                match item:
+                    case UsageSoFar():
+                        span.used(item.usage)
+                    case Reply():
+                        _describe(item, prompt, span)
+                    case _:
+                        pass
                 yield item
         except PerdureError:
             raise
         except Exception as error:
             log.error("a model raised an unexpected error: %s", type(error).__name__)
             raise ModelFailed(f"The model failed ({type(error).__name__}).") from error
+
+
+def _describe(reply: Reply, prompt: Prompt, span: ModelSpan) -> None:
+    response, usage = reply.response, reply.response.usage
+    details = usage.details
+    thoughts = usage.output_reasoning_tokens or details.get("reasoning_tokens") or details.get("thoughts_tokens") or 0
+    span.used(reply.usage, _counted(thoughts))
+    span.replied(response.model_name, response.provider_response_id, reply.finish_reason)
+    if chosen().choices.content:
+        from perdure.telemetry.content import show_inference
+
+        show_inference(span, prompt.messages, response)
 
 
 class ModelSource(Protocol):

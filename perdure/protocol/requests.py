@@ -352,6 +352,8 @@ class DispatchChildren(Versioned):
     """Input of `dispatch_children`: start the sessions that do the calls of this step."""
 
     at: Coordinates
+    # The trace of the turn.
+    traceparent: str | None = None
 
 
 class StopChildren(Versioned):
@@ -442,6 +444,8 @@ class TurnRequest(Versioned):
     # Whether the driver can start a held turn again (`TurnResult.held`). Older drivers cannot.
     holds: bool = False
     bounds: Bounds | None = None
+    # The session at the top of the family, if it is another one.
+    root_session_id: str | None = None
 
 
 class TurnResult(Versioned):

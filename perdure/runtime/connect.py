@@ -7,11 +7,11 @@ import os
 import re
 import secrets
 import socket
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from time import monotonic
-from typing import ClassVar, TypeVar
+from typing import ClassVar, TypeVar, cast
 
 from temporalio.api.enums.v1 import IndexedValueType
 from temporalio.api.errordetails.v1 import NamespaceNotFoundFailure
@@ -28,6 +28,8 @@ from temporalio.service import RPCError, RPCStatusCode
 from perdure.errors import Invalid, PerdureError
 from perdure.protocol.names import SEARCH_ATTRIBUTES
 from perdure.settings import Settings
+from perdure.telemetry.names import SETS
+from perdure.telemetry.spans import Choices, Destination
 
 #: Errors of a client while Temporal does not answer. A failed connection raises a plain RuntimeError.
 ABSENT = (RPCError, RuntimeError, OSError)
@@ -120,6 +122,18 @@ async def temporal_client(settings: Settings, *, plugins: Sequence[Plugin] = (),
     return await in_time(connecting)
 
 
+def serve_metrics(address: str) -> None:
+    """Serve what Temporal's SDK measures, for Prometheus. Before the first client: all clients share a runtime."""
+    from temporalio.runtime import PrometheusConfig, Runtime, TelemetryConfig
+
+    config = PrometheusConfig(bind_address=address, durations_as_seconds=True, unit_suffix=True)
+    try:
+        Runtime.set_default(Runtime(telemetry=TelemetryConfig(metrics=config)))
+    except (RuntimeError, ValueError) as error:
+        # Metrics do not keep a process from its work.
+        log.error("Temporal's metrics are not served at %s: %s", address, error)
+
+
 async def namespace_exists(client: Client) -> bool:
     """Whether the client's namespace exists; raises one of `ABSENT` when Temporal does not answer."""
     request = DescribeNamespaceRequest(namespace=client.namespace)
@@ -195,6 +209,18 @@ def typed(attributes: Mapping[str, str]) -> TypedSearchAttributes | None:
     """The same as Temporal's client takes them."""
     pairs = [SearchAttributePair(SearchAttributeKey.for_keyword(name), value) for name, value in attributes.items()]
     return TypedSearchAttributes(pairs) if pairs else None
+
+
+def telemetry_choices(settings: Settings) -> Choices:
+    """What of a process is observed, and under which names."""
+    hashed = settings.telemetry_users == "hash"
+    return Choices(
+        sets=SETS[settings.telemetry_names],
+        content=frozenset(cast("Iterable[Destination]", settings.content_destinations)),
+        content_bytes=settings.telemetry_content_bytes,
+        users=settings.telemetry_users,
+        user_key=secret(settings) if hashed else b"",
+    )
 
 
 def secret(settings: Settings) -> bytes:

@@ -346,6 +346,7 @@ def turn_request(session: SessionState, move: RunTurn) -> TurnRequest:
         head=session.head,
         holds=True,
         bounds=session.bounds,
+        root_session_id=session.parent.root_session_id if session.parent else None,
     )
 
 

@@ -4,7 +4,7 @@ This is a report, and nothing is decided by it: the fence decides who may write,
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias
 
@@ -128,6 +128,18 @@ class Happened:
     complete: bool = True
 
 
+@dataclass(frozen=True)
+class Backlog:
+    """How much runs and waits now, in all sessions. No number is greater than the bound that was asked for."""
+
+    # By the status of the session.
+    sessions: Mapping[str, int]
+    in_need: int
+    open_inputs: int
+    # Deliveries that no turn has read.
+    deliveries: int
+
+
 class AttemptStore(Protocol):
     """The reports. They are written with the commits of the attempts, and these are the rest."""
 
@@ -143,6 +155,10 @@ class AttemptStore(Protocol):
 
     async def leases(self, limit: int, cursor: str | None = None) -> AttemptPage:
         """The attempts that run, of all sessions, oldest first."""
+        ...
+
+    async def backlog(self, most: int) -> Backlog:
+        """How much runs and waits now; what is more than `most` counts as `most`."""
         ...
 
     async def happened(self, session_id: str, since: str, until: str | None, limit: int) -> Happened:

@@ -1,5 +1,6 @@
-"""Spans, metrics and logs. `spans` has the names of all spans, counters and attributes.
+"""Spans, metrics and logs.
 
-`setup` configures OpenTelemetry from its environment variables, `logs` configures logging. Neither sees content of
-sessions.
+Read `names` first, the names of all spans, attributes and metrics, then `spans`. `setup` configures OpenTelemetry from
+its environment variables, `scrape` shows metrics to Prometheus, and `logs` configures logging. None of them sees
+content of sessions but `content`, for destinations that an operator has chosen.
 """

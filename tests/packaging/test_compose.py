@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent.parent
 COMPOSE = ROOT / "docker-compose.temporal.yml"
 ONE_SHOT = {"migrate", "temporal-schema", "temporal-namespace"}
 # It has neither a shell nor a process that waits for it.
-UNWATCHED = {"temporal-ui"}
+UNWATCHED = {"temporal-ui", "collector"}
 
 
 @pytest.fixture(scope="module")
@@ -72,8 +72,27 @@ def test_our_containers_are_not_root_and_cannot_become_it(services: dict[str, An
 def test_only_the_proxy_and_the_ui_are_reachable(services: dict[str, Any]) -> None:
     published = {name: service["ports"] for name, service in services.items() if "ports" in service}
 
-    assert set(published) == {"proxy", "temporal-ui"}
-    assert all(port.startswith("127.0.0.1:") for port in published["temporal-ui"])
+    assert set(published) == {"proxy", "temporal-ui", "grafana"}
+    assert all(port.startswith("127.0.0.1:") for name in ("temporal-ui", "grafana") for port in published[name])
+
+
+def test_telemetry_is_a_profile_of_its_own(services: dict[str, Any]) -> None:
+    profiles = {name: service.get("profiles", []) for name, service in services.items()}
+
+    wanted = {"collector", "prometheus", "grafana"}
+    assert {name for name, given in profiles.items() if given} == wanted
+    assert all(profiles[name] == ["telemetry"] for name in wanted)
+    waits_for = {
+        other for name, service in services.items() if name not in wanted for other in service.get("depends_on", {})
+    }
+    assert not waits_for & wanted
+
+
+def test_every_image_has_a_version(services: dict[str, Any]) -> None:
+    images = [service["image"] for service in services.values()]
+
+    assert all(re.search(r":(\$\{\w+:-)?v?\d|:local$", image) for image in images), images
+    assert not [image for image in images if "latest" in image]
 
 
 def test_whatever_is_mounted_exists(services: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
@@ -22,6 +23,24 @@ class Seen:
     parent: str
     attributes: dict[str, Any]
     raw: str
+    failed: bool = False
+
+
+@dataclass(frozen=True)
+class Point:
+    """A number of a metric, or how often a histogram was recorded."""
+
+    metric: str
+    attributes: dict[str, Any]
+    number: float
+
+
+@dataclass(frozen=True)
+class Line:
+    """A log record, as it arrived."""
+
+    event: str
+    attributes: dict[str, Any]
 
 
 class Collector:
@@ -44,6 +63,9 @@ class Collector:
         self.url = f"http://127.0.0.1:{self._server.server_port}"
         self.spans: list[Seen] = []
         self.metrics: set[str] = set()
+        self.points: list[Point] = []
+        self.lines: list[Line] = []
+        self.raw_metrics: list[str] = []
 
     def __enter__(self) -> "Collector":
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
@@ -58,12 +80,12 @@ class Collector:
             self.spans.extend(_spans(ExportTraceServiceRequest.FromString(body)))
         if path == "/v1/metrics":
             request = ExportMetricsServiceRequest.FromString(body)
-            self.metrics |= {
-                metric.name
-                for resource in request.resource_metrics
-                for scope in resource.scope_metrics
-                for metric in scope.metrics
-            }
+            points = list(_points(request))
+            self.points.extend(points)
+            self.metrics |= {point.metric for point in points}
+            self.raw_metrics.append(str(request))
+        if path == "/v1/logs":
+            self.lines.extend(_lines(ExportLogsServiceRequest.FromString(body)))
 
 
 def _spans(request: ExportTraceServiceRequest) -> Iterator[Seen]:
@@ -79,7 +101,26 @@ def _spans(request: ExportTraceServiceRequest) -> Iterator[Seen]:
                     parent=span.parent_span_id.hex(),
                     attributes=_attributes(span.attributes),
                     raw=str(span),
+                    failed=span.status.code == span.status.STATUS_CODE_ERROR,
                 )
+
+
+def _points(request: ExportMetricsServiceRequest) -> Iterator[Point]:
+    for resource in request.resource_metrics:
+        for scope in resource.scope_metrics:
+            for metric in scope.metrics:
+                data = getattr(metric, str(metric.WhichOneof("data")))
+                for point in data.data_points:
+                    is_histogram = hasattr(point, "bucket_counts")
+                    number = point.count if is_histogram else point.as_int or point.as_double
+                    yield Point(metric.name, _attributes(point.attributes), number)
+
+
+def _lines(request: ExportLogsServiceRequest) -> Iterator[Line]:
+    for resource in request.resource_logs:
+        for scope in resource.scope_logs:
+            for record in scope.log_records:
+                yield Line(record.event_name, _attributes(record.attributes))
 
 
 def _attributes(pairs: Any) -> dict[str, Any]:

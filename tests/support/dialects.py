@@ -145,6 +145,8 @@ def _usage(plan: Plan) -> Json:
         "prompt_tokens": plan.prompt_tokens,
         "completion_tokens": tokens,
         "total_tokens": plan.prompt_tokens + tokens,
+        **({"prompt_tokens_details": {"cached_tokens": plan.cached_tokens}} if plan.cached_tokens else {}),
+        **({"completion_tokens_details": {"reasoning_tokens": len(plan.thoughts.split())}} if plan.thoughts else {}),
     }
 
 

@@ -13,6 +13,7 @@
     break rate_limit_error; say a b          the provider reports an error of this kind after these words
     junk json | bytes | page | nothing       a whole answer that cannot be read, from its first event on
     weigh 95000; say Hello                   reports so many tokens of the prompt
+    cached 6; say Hello                      reports that so many of them came from a cache
     limit 4000; say Hello                    refuses a conversation with more characters as too long
     hang                                     no answer at all
     empty                                    an answer without anything in it
@@ -29,7 +30,8 @@ from typing import Any
 
 _THEN = re.compile(r"\s+then\s+")
 _VERB = re.compile(
-    r"(?:;\s*)?(say|think|call|drip|fail|cut after|stop after|break|junk|weigh|limit|hang|empty|odd)\b\s*", re.DOTALL
+    r"(?:;\s*)?(say|think|call|drip|fail|cut after|stop after|break|junk|weigh|cached|limit|hang|empty|odd)\b\s*",
+    re.DOTALL,
 )
 _DRIP = re.compile(r"(\d+)(?:\s+words)?(?:\s+delay\s+([\d.]+))?")
 _FAIL = re.compile(r"(\d+)(?:\s+times\s+(\d+))?(?:\s+after\s+([\d.]+))?(\s+quoting)?(\s+once)?")
@@ -62,11 +64,18 @@ class Plan:
     call_id: Any = None
     junk: bytes | None = None
     prompt_tokens: int = 10
+    cached_tokens: int = 0
     limit: int | None = None
 
 
 #: Verbs with a number, and the fields that they set.
-_NUMBERS = {"cut after": "cut_after", "stop after": "stop_after", "weigh": "prompt_tokens", "limit": "limit"}
+_NUMBERS = {
+    "cut after": "cut_after",
+    "stop after": "stop_after",
+    "weigh": "prompt_tokens",
+    "cached": "cached_tokens",
+    "limit": "limit",
+}
 _JUNK = {
     "json": b"event: message_start\ndata: {nope\n\n",
     "bytes": b'event: message_start\ndata: "\xff\xfe"\n\n',

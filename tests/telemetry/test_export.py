@@ -70,8 +70,8 @@ async def test_turns_steps_tokens_and_latencies_are_measured(exporting: Stack, c
         "perdure.steps",
         "perdure.tool_calls",
         "perdure.streams.open",
-        "gen_ai.client.token.usage",
-        "gen_ai.client.operation.duration",
+        "gen_ai.client.inference.usage.input_tokens",
+        "gen_ai.client.inference.duration",
         "http.server.request.duration",
     }
     wait_until(lambda: expected <= collector.metrics, "the metrics")

@@ -17,7 +17,7 @@ from perdure.agents.state import check_readable, declared_names
 from perdure.bounds import described, seconds_until
 from perdure.errors import Invalid, PerdureError, ToolFailed, Unavailable, UnreadableState
 from perdure.faults import reach
-from perdure.harness.events import EventFactory, action_key
+from perdure.harness.events import EventFactory, action_key, work_of
 from perdure.harness.journal import (
     INTENT,
     OUTCOME,
@@ -66,6 +66,8 @@ class _Work:
     #: None: the agent no longer has the tool.
     tool: Usable | None
     view: SessionView
+    #: What its span says of it.
+    observed: spans.Work
     #: Whether an older attempt has recorded its intent.
     begun: bool
     #: When the turn fails, in seconds since the epoch.
@@ -128,10 +130,14 @@ class ToolCaller:
             return settled
         refuse_killer(attempt, find_agent(self._agents, call.agent).limits)
         context = self._context(work, cancelled)
-        with spans.tool_call(work.at, call.agent, call.call, attempt.number) as spanned:
+        with spans.tool_call(work.observed, call.call) as spanned:
             done = await self._outcome(work, context, stopping)
             if done.is_error:
                 spanned.fail(done.status)
+            if spans.chosen().choices.content:
+                from perdure.telemetry.content import show_call
+
+                show_call(spanned, work.arguments, done.output)
         outcome = await self._settle(work, done, context)
         reach("tool_after_settle")
         return outcome
@@ -156,6 +162,7 @@ class ToolCaller:
         request = await self._store.input(requested.ask.request.request_id) if requested.ask else None
         if request is not None:
             refuse_newer(request.request, request.answer)
+        speaker = await speaker_of(self._store, at, stored)
         return _Work(
             call=call,
             attempt=attempt,
@@ -163,7 +170,8 @@ class ToolCaller:
             agent=agent,
             request=request,
             tool=(await open_toolbox(agent)).get(call.call.tool),
-            view=view_of(row, at, await speaker_of(self._store, at, stored)),
+            view=view_of(row, at, speaker),
+            observed=work_of(row, at, call.agent, attempt, speaker),
             begun=_is_from_other_attempt(intent, attempt),
             deadline=await deadline_of(self._store, agent, call, stored),
             # What people have approved runs, and so does what a program or the end of the turn waits for.

@@ -151,7 +151,7 @@ class Children:
         called: list[NewEvent] = []
         for call in filter(family.is_pending, family.local):
             with contextlib.suppress(*gone):
-                if new := await self._create(family, call):
+                if new := await self._create(family, call, order.traceparent):
                     created.append(new)
                 called.append(_called(family, call, family.child_id(call)))
         for remote in self._remotes(family):
@@ -317,7 +317,7 @@ class Children:
         row = await find_session(self._store, at.session_id)
         return _Family(at, row, await read_journal(self._store, at.session_id, at.turn))
 
-    async def _create(self, family: _Family, call: RequestedCall) -> NewChild | None:
+    async def _create(self, family: _Family, call: RequestedCall, traceparent: str | None) -> NewChild | None:
         """Write the session and its task, unless that was done before; None if there is nothing to start."""
         assert call.child is not None
         parent, at = family.row, family.at
@@ -356,7 +356,9 @@ class Children:
             output_schema=task.output_schema,
             principal=family.turn.principal or parent.principal,
         )
-        ref = DeliveryRef(id=names.delivery_of_child(session_id), token_hash=session.token_hash)
+        ref = DeliveryRef(
+            id=names.delivery_of_child(session_id), token_hash=session.token_hash, traceparent=traceparent
+        )
         delivery = NewDelivery(
             session_id=session_id,
             delivery_id=ref.id,

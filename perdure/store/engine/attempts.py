@@ -15,6 +15,7 @@ from perdure.store.attempts import (
     AttemptReport,
     AttemptRow,
     AttemptStatus,
+    Backlog,
     Earlier,
     Happened,
 )
@@ -248,6 +249,12 @@ class SqlAttempts:
         after = oldest_first(cursor)
         found = await self._rows("leases", started_at=after.at, attempt_id=after.id, limit=limit + 1)
         return _page(found, limit, lambda last: write_cursor(Place(last.started_at, last.attempt_id)))
+
+    async def backlog(self, most: int) -> Backlog:
+        found = await self._database.read(lambda tx: tx.rows("backlog", most=most))
+        counts: dict[str, int] = {row["what"]: row["number"] for row in found}
+        sessions = {status: counts[status] for status in ("starting", "running", "waiting")}
+        return Backlog(sessions, counts["in_need"], counts["inputs"], counts["deliveries"])
 
     async def happened(self, session_id: str, since: str, until: str | None, limit: int) -> Happened:
         time: dict[str, Value] = {"since": since, "until": until or NEWEST.at, "limit": limit + 1}
