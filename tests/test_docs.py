@@ -49,12 +49,9 @@ def test_every_event_is_documented_and_no_other() -> None:
 
 
 #: Their texts in capitals are names of variables of the environment.
-NO_CODES = ("perdure/settings.py", "perdure/dev/", "perdure/telemetry/setup.py")
+NO_CODES = ("perdure/settings.py", "perdure/cli/doctor/", "perdure/dev/", "perdure/telemetry/setup.py")
 #: Variables of the environment that are not ours.
 VARIABLES = {"LD_LIBRARY_PATH", "MONTY_BIN", "NO_COLOR"}
-NO_CODES = ("perdure/settings.py", "perdure/cli/doctor/", "perdure/dev/", "perdure/telemetry/setup.py")
-#: Variables of the environment that the process of a program needs.
-VARIABLES = {"LD_LIBRARY_PATH", "MONTY_BIN"}
 
 
 def codes() -> Iterator[str]:
