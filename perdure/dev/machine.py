@@ -26,6 +26,8 @@ from .temporal_server import DevServer
 
 # How long a port may stay busy: after a `kill -9` of an earlier `perdure dev`, its children take a moment to exit.
 _PORT_PATIENCE = 2.0
+#: Where a chat looks for an API by itself.
+_DEFAULT_URL = "http://127.0.0.1:8000"
 _KILLABLE = ("worker", "api")
 #: Our files in the data directory and in its folder of logs.
 _FILES = ("perdure.db*", "temporal.db*", "secret", "secret.[0-9]*", "dev.lock", "*.ready", "logs")
@@ -75,7 +77,8 @@ def run(options: DevOptions, say: Callable[[str], None]) -> None:
     keyed = bool(settings.api_keys or settings.jwt_issuer) and not settings.trust_loopback
     references = f"{options.agents or settings.agents},{settings.runs}"
     roots = source_roots(references) if options.reload else ()
-    asyncio.run(Dev(options, say, agents, runs=runs, keyed=keyed, roots=roots).run())
+    console = settings.console == "on"
+    asyncio.run(Dev(options, say, agents, runs=runs, keyed=keyed, roots=roots, console=console).run())
 
 
 def kill(data_dir: Path, part: str) -> str:
@@ -104,9 +107,11 @@ class Dev:
         runs: Sequence[str] = (),
         keyed: bool = False,
         roots: Sequence[Path] = (),
+        console: bool = True,
     ) -> None:
         """`roots`: the folders whose changes are loaded."""
         self._options = options
+        self._console = console
         self._roots = roots
         # The header for the examples of `curl` when the API requires a key.
         self._key = " -H 'authorization: Bearer YOUR_KEY'" if keyed else ""
@@ -193,17 +198,23 @@ class Dev:
 
     def _welcome(self) -> str:
         url, key = self._options.url, self._key
+        chat = "perdure chat" + ("" if url == _DEFAULT_URL else f" --url {url}") + (" --key YOUR_KEY" if key else "")
+        console = f"  console      {url}/\n" if self._console else ""
         return f"""
 Perdure is ready.
 
-  API          {url}
+{console}  API          {url}
   Temporal UI  {self._options.ui_url}
   data, logs   {self._data}
   worker       process {read_flag(self._data / "worker.ready")}; `perdure dev --kill worker` kills it, and it comes back
 
 {listed(self._agents, self._runs)}
 
-Say hello, then watch the session that answers (put its sessionId into the second line):
+Talk to it in another terminal{" or in the console" if console else ""}:
+
+  {chat}
+
+Or with curl (put the sessionId of the first answer into the second line):
 
   curl -s {url}/eve/v1/session{key} -H 'content-type: application/json' -d '{{"message": "hello"}}'
   curl -sN {url}/eve/v1/session/SESSION_ID/stream{key}
