@@ -97,6 +97,10 @@ class AsyncClient:
         """One session: its counts, what it waits for, its usage."""
         return await self._transport.get(f"/v1/sessions/{segment(session_id)}")
 
+    async def why(self, session_id: str) -> Json:
+        """Why a session does not move: `code`, `sentence`, and what belongs to it."""
+        return await self._transport.get(f"/v1/sessions/{segment(session_id)}/why")
+
     async def events(self, session_id: str, **filters: Any) -> EventPage:
         """A page of the events of a session. Filters: `after`, `before`, `limit`, `order`, `types`, `turn`, ….
 

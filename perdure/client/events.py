@@ -149,9 +149,10 @@ class Draft:
     def _act(self, event: Event) -> None:
         """What changes calls and requests, and what the turn has come to."""
         data = event.data
+        if event.type == "turn.started" or self.turn_id is None:
+            # A message that has entered a running turn is read from the middle of it.
+            self.turn_id = data.get("turnId")
         match event.type:
-            case "turn.started":
-                self.turn_id = data.get("turnId")
             case "step.completed":
                 for name, count in _object(data.get("usage")).items():
                     if isinstance(count, int | float):

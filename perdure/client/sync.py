@@ -3,6 +3,7 @@
 import asyncio
 import os
 import threading
+from collections import deque
 from collections.abc import AsyncGenerator, Coroutine, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from types import TracebackType
@@ -146,6 +147,10 @@ class Client:
         """One session: its counts, what it waits for, its usage."""
         return self._loop.run(self._client.show(session_id))
 
+    def why(self, session_id: str) -> Json:
+        """Why a session does not move: `code`, `sentence`, and what belongs to it."""
+        return self._loop.run(self._client.why(session_id))
+
     def events(self, session_id: str, **filters: Any) -> EventPage:
         """A page of the events of a session."""
         return self._loop.run(self._client.events(session_id, **filters))
@@ -273,6 +278,8 @@ class Turn:
     def __init__(self, loop: _Loop, turn: AsyncTurn) -> None:
         self._loop = loop
         self._turn = turn
+        # An event that has come when its reader was interrupted is for the next one.
+        self._arrived: deque[Event | None] = deque()
 
     @property
     def session_id(self) -> str:
@@ -301,13 +308,18 @@ class Turn:
         return self
 
     def __next__(self) -> Event:
-        async def next_event() -> Event | None:
-            return await anext(self._turn, None)
+        async def fetch() -> None:
+            self._arrived.append(await anext(self._turn, None))
 
-        event = self._loop.run(next_event())
-        if event is None:
-            raise StopIteration
-        return event
+        while True:
+            try:
+                event = self._arrived.popleft()
+            except IndexError:
+                self._loop.run(fetch())
+                continue
+            if event is None:
+                raise StopIteration
+            return event
 
     def result(self) -> Result:
         """Read it to its end; what became of it."""

@@ -30,6 +30,7 @@ _LONGEST_TEXT = 500
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 5.0
 _CONNECT = 10.0
+_THIS_MACHINE = frozenset({"localhost", "127.0.0.1", "::1"})
 #: The client waits longer than the API holds a request (`Prefer: wait`, `?wait=result`).
 _READ = 75.0
 
@@ -80,6 +81,8 @@ class Transport:
             verify=verify if url.scheme == "https" else False,
             timeout=httpx2.Timeout(_READ, connect=_CONNECT, pool=None),
             limits=httpx2.Limits(max_connections=None),
+            # A proxy of the environment is for other machines: it may not know this one, and would get the key.
+            trust_env=url.host not in _THIS_MACHINE,
         )
 
     async def close(self) -> None:

@@ -111,6 +111,18 @@ def test_what_a_subagent_asks_is_answered(stack: Stack) -> None:
     assert "clerk works in ses_" in terminal.screen
 
 
+def test_what_a_subagent_has_asked_is_answered_after_coming_back(stack: Stack) -> None:
+    with chat(stack) as first:
+        first.type('call clerk {"message": "call pay {\\"amount\\": 3}"} then say settled')
+        first.type("/later", prompt="answer> ")
+        session_id = session_of(first)
+
+    with chat(stack, "--session", session_id) as second:
+        second.type("edit", prompt="answer> ")
+        wait_until(lambda: second.screen.endswith("}"), "the arguments to be there")
+        second.press(b"\x15" + b'{"amount": 4}\n').shows("\nsettled\n")
+
+
 def test_a_question_is_answered_in_words(stack: Stack) -> None:
     with chat(stack) as terminal:
         terminal.type('call ask_question {"prompt": "Which one?", "options": ["red", "blue"]} then say done')

@@ -63,6 +63,23 @@ def test_an_outage_is_told_when_it_lasts_and_the_chat_goes_on(stack: Stack) -> N
         terminal.shows("The API is back.").shows("\nwaited\n")
 
 
+def test_why_nothing_happens_is_told(make_stack: StackFactory) -> None:
+    stack = make_stack(workers=0, provider=True, agents="tests.client.agents:agent")
+    with Terminal("chat", "--url", stack.url) as terminal:
+        terminal.type("say hello").shows("No worker polls")
+        stack.start_worker()
+        terminal.shows("\nhello\n")
+
+
+def test_a_message_to_an_api_that_is_away_is_sent_when_it_is_back(stack: Stack) -> None:
+    with Terminal("chat", "--url", stack.url) as terminal:
+        terminal.type("say one").shows("\none\n")
+        stack.apis[0].kill()
+        terminal.type("say two").shows("The API is away")
+        stack.start_api({"PERDURE_PORT": stack.url.rpartition(":")[2]}, wait=False)
+        terminal.shows("\ntwo\n")
+
+
 def test_dev_with_a_chat_is_one_terminal(tmp_path: Path) -> None:
     ports = ["--port", str(free_port()), "--temporal-port", str(free_port()), "--ui-port", str(free_port())]
     data = tmp_path / "data"

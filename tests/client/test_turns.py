@@ -205,6 +205,41 @@ async def test_an_interrupt_gets_its_own_turn_and_not_the_end_of_the_one_that_it
     assert (result.status, result.message) == ("completed", "instead")
 
 
+async def test_a_message_that_steers_ends_with_the_turn_that_it_has_entered(client: AsyncClient) -> None:
+    session = client.session()
+    steered = await session.send('call wait {"seconds": 1} then say first')
+    async for event in steered:
+        if event.type == "actions.requested":
+            break
+
+    steer = await session.send("say steered", mode="steer")
+    results = [await turn.result() for turn in (steered, steer)]
+
+    assert [each.turn_id for each in results] == ["turn_0", "turn_0"]
+    assert results[0].message == results[1].message
+
+
+async def test_the_end_of_a_turn_that_somebody_else_has_cancelled_is_not_taken_for_the_next_one(
+    client: AsyncClient,
+) -> None:
+    session = client.session()
+    await asked(session, 'call pay {"amount": 5} then say paid')
+    await client.cancel(session.id or "")
+
+    result = await (await session.send("say next")).result()
+
+    assert (result.status, result.message) == ("completed", "next")
+
+
+async def test_what_a_session_waits_for_is_told(client: AsyncClient) -> None:
+    session = client.session()
+    request = await asked(session, 'call pay {"amount": 5} then say paid')
+
+    why = await client.why(session.id or "")
+
+    assert (why["code"], why["details"]["inputs"]) == ("input", [request["requestId"]])
+
+
 async def test_a_message_that_is_withdrawn_is_refused(client: AsyncClient) -> None:
     session = client.session()
     request = await asked(session, 'call pay {"amount": 5} then say paid')

@@ -14,7 +14,8 @@ _APPROVE = ("approve", "yes", "y")
 _DENY = ("deny", "no", "n")
 _DENIAL = re.compile(r"(?:deny\s|(?:deny|no|n)\s*[,:])\s*(?P<reason>.+)", re.IGNORECASE | re.DOTALL)
 _EDIT = re.compile(r"edit\b\s*(?P<arguments>.*)", re.IGNORECASE | re.DOTALL)
-_LONGEST = 2_000
+#: Characters of a request that are shown.
+_LONGEST = 20_000
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ class Question:
         if self.is_approval:
             given = json.dumps(self.arguments, ensure_ascii=False)
             shown.append(printable(f"  {self.tool} {shortened(given, _LONGEST)}"))
+            if len(given) > _LONGEST:
+                shown.append(f"  ({len(given) - _LONGEST} characters of the arguments are not shown)")
         shown += [f"  {number} {printable(_label(each))}" for number, each in enumerate(self.options, 1)]
         shown.append(f"({self.ways()})")
         return shown

@@ -24,6 +24,8 @@ _DEFAULT = "http://127.0.0.1:8000"
 _SHORT = 3.0
 _READY = "Perdure is ready."
 _STOPPING = 20.0
+#: Bytes of a log that is put aside.
+_LARGE = 1_048_576
 
 Url = Annotated[str, typer.Option(envvar="PERDURE_URL", help="Where the API is.")]
 
@@ -120,15 +122,26 @@ def talk_beside_dev(words: Sequence[str], data_dir: Path, url: str) -> int:
     """Run `perdure dev` with these words, its output in a file, and talk until the person leaves; the exit code."""
     log = data_dir.absolute() / "logs" / "dev.log"
     log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if log.exists() and log.stat().st_size > _LARGE:
+        log.replace(log.with_suffix(".log.1"))
+    # Another one may write there: this one will be told that the folder is taken.
+    begin = log.stat().st_size if log.exists() else 0
     with _running(["dev", *words], log) as dev:
         typer.echo(f"Starting. What is logged is in {log.parent}.")
-        while dev.poll() is None and _READY not in log.read_text(errors="replace"):
+        while dev.poll() is None and _READY not in _since(log, begin):
             time.sleep(0.05)
         if dev.poll() is not None:
-            said = log.read_text(errors="replace").strip().splitlines() or ["It has ended."]
+            said = _since(log, begin).strip().splitlines() or ["It has ended."]
             typer.echo(said[-1], err=True)
             return 1
         return talk(url, os.environ.get("PERDURE_KEY"))
+
+
+def _since(log: Path, begin: int) -> str:
+    """What was written from there on."""
+    with log.open("rb") as file:
+        file.seek(begin)
+        return file.read().decode(errors="replace")
 
 
 @contextlib.contextmanager
@@ -136,8 +149,7 @@ def _running(words: Sequence[str], log: Path) -> Generator["subprocess.Popen[byt
     """The command as a process of its own, which Ctrl-C does not reach, and which ends with this one."""
     from perdure.dev.supervisor import command, die_with_parent, kill_group
 
-    log.unlink(missing_ok=True)
-    with open(os.open(log, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as output:
+    with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as output:
         process = subprocess.Popen(
             command(words[0], *words[1:]),
             stdin=subprocess.DEVNULL,

@@ -3,11 +3,13 @@
 import shlex
 import signal
 import threading
+import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from perdure.bounds import printable
 from perdure.client import Client, ClientError, Event, Session
 from perdure.client.events import BOUNDARIES
 
@@ -33,15 +35,24 @@ class Left(Exception):
     """The person has left."""
 
 
+#: Seconds without an event after which somebody wonders.
+_LONG = 8.0
+#: What a session does when all is well: a model thinks, a tool works, people are asked.
+_WELL = ("message", "input", "children", "working", "ended")
+
+
 @dataclass
 class Shown:
     """A turn that is shown, and what is needed to stop it."""
 
     view: TurnView
+    #: When something has happened last.
+    heard: float = field(default_factory=time.monotonic)
     delivery_id: str | None = None
     #: Set when the message is accepted, or was refused: before that there is nothing to stop.
     sent: threading.Event = field(default_factory=threading.Event)
     accepted: bool = False
+    over: threading.Event = field(default_factory=threading.Event)
 
     def accept(self, delivery_id: str | None) -> None:
         self.delivery_id, self.accepted = delivery_id, True
@@ -97,10 +108,18 @@ class Chat:
         elif shown["status"] in ("running", "starting"):
             with self._interrupts() as shown_turn:
                 shown_turn.accept(None)
-                self._follow(self._until_boundary(start), shown_turn.view)
+                self._follow(self._until_boundary(start), shown_turn)
         else:
-            self._open = [Question.of(self._client.input(str(each))) for each in shown["openInputs"]]
+            self._open = [Question.of(self._client.input(each)) for each in self._asked(session_id, shown)]
         return True
+
+    def _asked(self, session_id: str, shown: Json) -> Sequence[str]:
+        """The open requests of the session, and of those that it has started where the API tells of them."""
+        try:
+            details: Json = self._client.why(session_id).get("details") or {}
+        except ClientError:
+            details = {}
+        return [str(each) for each in details.get("inputs") or shown["openInputs"]]
 
     def _show_history(self, session_id: str, end: int, messages: int) -> None:
         wanted = {"types": _HISTORY, "order": "desc", "limit": min(1000, _SHARE * messages)}
@@ -171,16 +190,17 @@ class Chat:
         with self._interrupts() as shown:
             turn = self._session.send(message, input_responses=answers)
             shown.accept(turn.delivery_id)
-            self._follow(turn, shown.view)
+            self._follow(turn, shown)
         result = turn.result()
         self._has_failed |= result.status in ("failed", "refused")
         self._open = [Question.of(each) for each in result.input_requests]
         if result.boundary is None:
             self._screen.line("Others must agree before it goes on.", "dim")
 
-    def _follow(self, events: Iterable[Event], view: TurnView) -> None:
-        last: Event | None = None
+    def _follow(self, events: Iterable[Event], shown: Shown) -> None:
+        view, last = shown.view, None
         for event in events:
+            shown.heard = time.monotonic()
             view.show(event)
             last = event
         self._open = [Question.of(each) for each in view.draft.requests.values()]
@@ -200,12 +220,36 @@ class Chat:
             # Not here: the signal may have come in the middle of a write.
             threading.Thread(target=self._stop, args=(shown,), daemon=True).start()
 
+        threading.Thread(target=self._wonder, args=(shown,), daemon=True).start()
         before = signal.signal(signal.SIGINT, interrupt)
         try:
             yield shown
         finally:
             signal.signal(signal.SIGINT, before)
             shown.sent.set()
+            shown.over.set()
+
+    def _wonder(self, shown: Shown) -> None:
+        """Say why nothing happens, once in each silence, unless all is well."""
+        told = 0.0
+        while not shown.over.wait(1.0):
+            if time.monotonic() - shown.heard < _LONG or told == shown.heard:
+                continue
+            told = shown.heard
+            sentence = self._why(shown)
+            if sentence and not shown.over.is_set():
+                self._screen.line(sentence, "yellow")
+
+    def _why(self, shown: Shown) -> str | None:
+        try:
+            self._client.health()
+            if shown.accepted and self._session.id is not None:
+                why = self._client.why(self._session.id)
+                return None if why.get("code") in _WELL else printable(str(why.get("sentence")))
+        except ClientError:
+            # Streams tell of it themselves; an older API does not know why.
+            return None if shown.accepted else "The API is away; it is tried again."
+        return None
 
     def _stop(self, shown: Shown) -> None:
         """Stop the turn; if none has read the message yet, take the message back."""

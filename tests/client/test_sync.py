@@ -146,8 +146,8 @@ from perdure.client import Client
 with Client(sys.argv[1]) as client:
     session = client.session()
     turn = session.send('call wait {"seconds": 3} then drip 3 words')
-    print("reading", flush=True)
     try:
+        print("reading", flush=True)
         turn.result()
     except KeyboardInterrupt:
         print("interrupted", flush=True)
