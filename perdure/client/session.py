@@ -353,13 +353,16 @@ class AsyncTurn:
         """Whether a turn that we have seen has read the delivery: not all events name what they are about."""
         if self.delivery_id is None:
             return False
-        try:
-            found = await self._place.transport.get(f"/v1/deliveries/{segment(self.delivery_id)}")
-        except ClientError as error:
-            if error.passing:
-                raise
-            # An API that does not know the route, or the delivery any more: then this boundary is the one.
-            return True
+        outages = self._place.outages()
+        while True:
+            try:
+                found = await self._place.transport.get(f"/v1/deliveries/{segment(self.delivery_id)}")
+                break
+            except ClientError as error:
+                if not error.passing:
+                    # An API that does not know the route, or the delivery any more: then this boundary is the one.
+                    return True
+                await outages.wait(error)
         if found.get("status") == "queued":
             return False
         turns = {found.get("turnId"), found.get("answeredByTurn")} - {None}

@@ -20,6 +20,8 @@ _FAULT = 500
 
 #: A connection that has lasted so many seconds was a good one, whether or not an event has come.
 _GOOD = 5.0
+#: The seconds after which a stream is connected again, whatever the API wants.
+_LONGEST = 60.0
 
 
 @dataclass
@@ -50,7 +52,7 @@ class Outages:
         if not self.told and self.tell is not None:
             self.tell(error)
         self.told = True
-        pause = max(error.retry_after or 0.0, backoff(self.tries + 1))
+        pause = max(min(error.retry_after or 0.0, _LONGEST), backoff(self.tries + 1))
         if self.longest is not None and now - self.since + pause > self.longest:
             raise error
         self.tries += 1
@@ -105,5 +107,11 @@ async def _lines(transport: Transport, path: str, cursor: int) -> AsyncGenerator
 
 
 async def _has_ended(transport: Transport, session_id: str) -> bool:
-    session: Any = await transport.get(f"/v1/sessions/{segment(session_id)}")
+    try:
+        session: Any = await transport.get(f"/v1/sessions/{segment(session_id)}")
+    except ClientError as error:
+        if error.passing:
+            raise
+        # An API without this route. A session that is not there any more is refused with its stream.
+        return False
     return session["status"] in ("completed", "failed")

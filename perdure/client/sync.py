@@ -56,8 +56,9 @@ class _Loop:
             while (item := self.run(next_item())) is not None:
                 yield item[0]
         finally:
+            # Not waited for: the garbage collector may end this in any thread, also in that of the loop.
             if not self._loop.is_closed():
-                self.run(items.aclose())
+                asyncio.run_coroutine_threadsafe(_aclose(items), self._loop)
 
     def close(self) -> None:
         if self._loop.is_closed() or os.getpid() != self._pid:
@@ -74,6 +75,10 @@ class _Loop:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._loop.shutdown_asyncgens()
+
+
+async def _aclose(items: AsyncGenerator[Any]) -> None:
+    await items.aclose()
 
 
 class Client:

@@ -174,7 +174,9 @@ class Transport:
                 pause = error.retry_after if error.retry_after is not None else tries.pause
                 pause = backoff(count) if pause is None else pause
                 late = time.monotonic() - began + pause > self._patience
-                if not (tries.again and error.passing) or (late and count >= tries.least):
+                # However often it may be tried: not after a pause that nobody waits for.
+                spent = count >= tries.least or (error.retry_after or 0.0) > self._patience
+                if not (tries.again and error.passing) or (late and spent):
                     raise
             await asyncio.sleep(pause)
 
@@ -184,7 +186,7 @@ class Transport:
     def _refusal(self, response: httpx2.Response, raw: bytes, secret: str) -> ClientError:
         """The error of the API, in either of its forms; of something before it, what it says."""
         status, code = response.status_code, None
-        text = raw.decode(errors="replace").strip()
+        text = self._public(raw.decode(errors="replace").strip(), secret)
         details: Json = {}
         try:
             body: object = json.loads(text)
@@ -203,7 +205,7 @@ class Transport:
         elif "html" in response.headers.get("content-type", "") or not text.isprintable():
             text = ""
         return ClientError(
-            self._public(text[:_LONGEST_TEXT], secret) or f"The server answered {status}.",
+            text[:_LONGEST_TEXT] or f"The server answered {status}.",
             status=status,
             code=code if isinstance(code, str) else None,
             details=details,

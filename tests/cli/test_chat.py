@@ -201,6 +201,16 @@ def test_a_turn_that_runs_is_watched_when_its_session_is_taken_up_again(stack: S
             terminal.shows(WORDS.strip()).type("say next").shows("\nnext\n")
 
 
+def test_what_others_say_in_the_session_is_shown_with_their_words(stack: Stack) -> None:
+    with chat(stack) as terminal, Client(stack.url) as client:
+        terminal.type("say one").shows("\none\n")
+        client.session({"sessionId": session_of(terminal)}).send("say of another").result()
+        terminal.type("say two").shows("\ntwo\n")
+
+    assert "\n> say of another\nof another\n" in terminal.screen
+    assert terminal.screen.count("say two") == 1
+
+
 def test_another_agent_is_talked_with(stack: Stack) -> None:
     with chat(stack, "--agent", "clerk") as terminal:
         terminal.shows("clerk (").type("say hello").shows("\nhello\n")

@@ -80,6 +80,16 @@ async def test_answers_are_sent_ten_times_before_they_are_given_up() -> None:
     assert len(server.of("POST", "/session/ses_1")) == 10
 
 
+async def test_answers_wait_for_no_pause_that_is_longer_than_our_patience() -> None:
+    away = Told(503, {"error": "Try again.", "ok": False}, {"retry-after": "3600"})
+    state = {"sessionId": "ses_1", "continuationToken": "eve:1", "streamIndex": 3}
+    async with serving(api([away], [])) as server, AsyncClient(server.url) as client:
+        with pytest.raises(ClientError, match="Try again"):
+            await client.session(state).send(input_responses=[{"requestId": "inp_1", "optionId": "approve"}])
+
+    assert len(server.asked) == 1
+
+
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 410, 413, 500])
 async def test_a_refusal_is_raised_at_once(status: int) -> None:
     refused = Told(status, {"error": "No.", "ok": False, "code": "some_code", "violations": [1]})
@@ -217,6 +227,23 @@ async def test_a_line_without_an_end_is_given_up(monkeypatch: pytest.MonkeyPatch
     assert error.value.code == "too_large"
 
 
+async def test_an_outage_at_a_boundary_is_waited_for() -> None:
+    looks = iter([UNAVAILABLE, UNAVAILABLE, Told(200, {"status": "running", "turnId": "turn_0"})])
+    script = api([accepted()], [Told(200, TURN + WAITING)])
+    async with serving(lambda asked: next(looks) if "/deliveries" in asked.path else script(asked)) as server:
+        assert (await result_of(server.url, patience=0)).status == "completed"
+
+
+async def test_a_stream_that_only_opens_and_ends_is_waited_for_with_pauses() -> None:
+    script = api([accepted()], [Told(200, b"\n")], **{"/v1/sessions": Told(404, {"error": "No.", "ok": False})})
+    async with serving(script) as server:
+        with pytest.raises(ClientError) as error:
+            await result_of(server.url, outage=2.0)
+
+    assert error.value.code == "unreachable"
+    assert len(server.of("GET", "/stream")) < 15
+
+
 async def test_a_page_is_no_stream() -> None:
     async with serving(api([accepted()], [Told(200, b"<html>", {"content-type": "text/html"})])) as server:
         with pytest.raises(ClientError) as error:
@@ -251,11 +278,12 @@ async def test_a_sealed_turn_ends() -> None:
 
 async def test_the_key_is_sent_and_shown_nowhere(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    quoting = Told(401, {"error": f"The key {KEY} is not known.", "ok": False, "code": "unauthorized"})
+    quoted = {"error": f"The key {KEY} is not known.", "violations": [KEY]}
+    quoting = Told(401, {**quoted, "ok": False, "code": "unauthorized"})
     async with serving(api([quoting], [])) as server, AsyncClient(server.url, key=KEY) as client:
         with pytest.raises(ClientError) as refused:
             await client.session().send("hello")
-        shown = [repr(client), repr(client.session()), str(refused.value), repr(refused.value), caplog.text]
+        shown = [repr(client), repr(client.session()), str(refused.value), repr(vars(refused.value)), caplog.text]
     with pytest.raises(ClientError) as absent:
         await AsyncClient(f"http://127.0.0.1:{free_port()}", key=KEY, patience=0).session().send("hello")
 

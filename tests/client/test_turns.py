@@ -231,6 +231,35 @@ async def test_the_end_of_a_turn_that_somebody_else_has_cancelled_is_not_taken_f
     assert (result.status, result.message) == ("completed", "next")
 
 
+async def test_a_task_that_is_cancelled_says_so(client: AsyncClient) -> None:
+    turn = await client.session().send('call wait {"seconds": 30}', mode="task")
+    async for event in turn:
+        if event.type == "actions.requested":
+            break
+    await turn.cancel()
+
+    result = await turn.result()
+
+    assert (result.status, result.boundary) == ("cancelled", "session.failed")
+
+
+async def test_a_turn_whose_session_is_deleted_ends(client: AsyncClient) -> None:
+    session = client.session()
+    turn = await session.send('call wait {"seconds": 30}')
+    async for event in turn:
+        if event.type == "actions.requested":
+            break
+    await client.request("DELETE", f"/v1/sessions/{session.id}")
+
+    result = await asyncio.wait_for(turn.result(), 30)
+
+    # The turn is stopped first; whether it or the session comes to its end before is a matter of milliseconds.
+    assert result.status in ("cancelled", "failed")
+    with pytest.raises(ClientError) as gone:
+        await client.show(turn.session_id)
+    assert gone.value.status == 404
+
+
 async def test_what_a_session_waits_for_is_told(client: AsyncClient) -> None:
     session = client.session()
     request = await asked(session, 'call pay {"amount": 5} then say paid')

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -126,6 +127,9 @@ def talk_beside_dev(words: Sequence[str], data_dir: Path, url: str) -> int:
         log.replace(log.with_suffix(".log.1"))
     # Another one may write there: this one will be told that the folder is taken.
     begin = log.stat().st_size if log.exists() else 0
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        # The terminal is closed: what was started goes with it.
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
     with _running(["dev", *words], log) as dev:
         typer.echo(f"Starting. What is logged is in {log.parent}.")
         while dev.poll() is None and _READY not in _since(log, begin):

@@ -55,7 +55,7 @@ class Shown:
     over: threading.Event = field(default_factory=threading.Event)
 
     def accept(self, delivery_id: str | None) -> None:
-        self.delivery_id, self.accepted = delivery_id, True
+        self.delivery_id, self.view.own, self.accepted = delivery_id, delivery_id, True
         self.sent.set()
 
 

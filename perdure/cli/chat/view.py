@@ -28,6 +28,8 @@ class TurnView:
     """Shows one turn. A text that is said again after a worker has died is not shown again."""
 
     def __init__(self, screen: Screen) -> None:
+        #: The delivery that was typed here, and need not be shown.
+        self.own: str | None = None
         self._screen = screen
         self._draft = Draft()
         # What is on the screen of the step that speaks.
@@ -130,6 +132,8 @@ class TurnView:
     def _tell(self, event: Event) -> None:
         data = event.data
         match event.type:
+            case "message.received" if self.own not in event.delivery_ids:
+                self._screen.line(f"> {data.get('message')}", "bold")
             case "result.completed":
                 self._screen.line(json.dumps(data.get("result"), ensure_ascii=False, indent=2))
             case "turn.failed" | "session.failed" | "session.attention":
