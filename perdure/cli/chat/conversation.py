@@ -20,6 +20,7 @@ from .view import TurnView, call_line, outcome
 _HELP = """/help      this list
 /cancel    withdraw what the session waits for (Ctrl-C stops a turn while it runs)
 /answer    answer what is open
+/wait      watch until others have answered and it has gone on (Ctrl-C stops watching)
 /usage     what the session has used
 /session   its id, and the command that comes back to it
 /quit      leave; the session stays"""
@@ -109,6 +110,7 @@ class Chat:
             with self._interrupts() as shown_turn:
                 shown_turn.accept(None)
                 self._follow(self._until_boundary(start), shown_turn)
+            self._open = [Question.of(each) for each in shown_turn.view.draft.requests.values()]
         else:
             self._open = [Question.of(self._client.input(each)) for each in self._asked(session_id, shown)]
         return True
@@ -159,6 +161,7 @@ class Chat:
             "/help": lambda: self._screen.line(_HELP),
             "/cancel": self._cancel,
             "/answer": self._ask,
+            "/wait": self._wait,
             "/usage": self._usage,
             "/session": self._show_session,
             "/quit": _leave,
@@ -178,24 +181,40 @@ class Chat:
 
     def _is_free(self) -> bool:
         """Whether the next message would be read: while something is open, messages wait."""
-        self._open = [each for each in self._open if self._client.input(each.request_id)["status"] == "open"]
+        self._open = self._still_open()
         if self._open:
-            self._screen.line("The session waits for an answer: /answer gives it, /cancel withdraws what waits.")
+            self._screen.line(
+                "The session waits for an answer: /answer gives it, /wait waits for others, /cancel withdraws it."
+            )
         return not self._open
+
+    def _still_open(self) -> list[Question]:
+        """Those that nobody has answered meanwhile. One that is not there any more is not open."""
+        found: list[Question] = []
+        for each in self._open:
+            try:
+                if self._client.input(each.request_id)["status"] == "open":
+                    found.append(each)
+            except ClientError as error:
+                if error.status != 404:
+                    raise
+        return found
 
     # --- turns ----------------------------------------------------------------------------------------------
 
-    def _turn(self, message: str | None = None, answers: Sequence[Json] = ()) -> None:
-        """Send something, and show what comes of it."""
+    def _turn(self, message: str | None = None, answers: Sequence[Json] = ()) -> bool:
+        """Send something, and show what comes of it; False when nothing comes before others have agreed."""
         with self._interrupts() as shown:
             turn = self._session.send(message, input_responses=answers)
             shown.accept(turn.delivery_id)
             self._follow(turn, shown)
         result = turn.result()
         self._has_failed |= result.status in ("failed", "refused")
-        self._open = [Question.of(each) for each in result.input_requests]
         if result.boundary is None:
             self._screen.line("Others must agree before it goes on.", "dim")
+            return False
+        self._open = [Question.of(each) for each in result.input_requests]
+        return True
 
     def _follow(self, events: Iterable[Event], shown: Shown) -> None:
         view, last = shown.view, None
@@ -203,7 +222,6 @@ class Chat:
             shown.heard = time.monotonic()
             view.show(event)
             last = event
-        self._open = [Question.of(each) for each in view.draft.requests.values()]
         if last is not None:
             view.usage(last)
 
@@ -279,13 +297,12 @@ class Chat:
                     return
                 answers.append(answer)
             try:
-                self._turn(answers=answers)
+                if not self._turn(answers=answers):
+                    return
             except ClientError as error:
                 self._screen.line(refusal(error), "red")
                 if error.status != 400:
-                    self._open = [
-                        each for each in self._open if self._client.input(each.request_id)["status"] == "open"
-                    ]
+                    self._open = self._still_open()
                     return
 
     def _answer(self, question: Question) -> Json | None:
@@ -348,6 +365,21 @@ class Chat:
         view = TurnView(self._screen)
         for event in self._until_boundary(int(self._session.state["streamIndex"])):
             view.show(event)
+
+    def _wait(self) -> None:
+        """Show what comes, up to the next boundary. An interrupt ends the watching alone."""
+        if self._session.id is None:
+            self._screen.line("The session has not begun.")
+            return
+        view = TurnView(self._screen)
+        try:
+            for event in self._until_boundary(int(self._session.state["streamIndex"])):
+                view.show(event)
+        except KeyboardInterrupt:
+            self._screen.line("")
+            return
+        self._open = [Question.of(each) for each in view.draft.requests.values()]
+        self._ask()
 
     def _usage(self) -> None:
         if self._session.id is None:
