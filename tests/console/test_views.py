@@ -19,20 +19,24 @@ pytestmark = pytest.mark.timeout(120)
 
 AXE = Path(__file__).parent / "axe"
 
-#: Reads how long the browser takes for each picture while a list is scrolled from its end to its beginning.
+#: Reads how long the browser takes for two pictures, at rest and while a list is scrolled from its end to its beginning.
 SCROLL = """async (rows) => {
-  const frames = [];
   const step = Math.ceil((rows.scrollHeight - rows.clientHeight) / 60);
+  const pictures = async (change) => {
+    const began = performance.now();
+    change();
+    await new Promise((resolve) => requestAnimationFrame(() => requestAnimationFrame(resolve)));
+    return performance.now() - began;
+  };
+  const rest = [], scrolled = [];
   let most = 0;
   for (let number = 0; number < 60; number++) {
-    rows.scrollTop -= step;
-    const began = performance.now();
-    await new Promise((resolve) => requestAnimationFrame(() => requestAnimationFrame(resolve)));
-    frames.push(performance.now() - began);
+    if (number % 3 == 0) rest.push(await pictures(() => {}));
+    scrolled.push(await pictures(() => { rows.scrollTop -= step; }));
     most = Math.max(most, rows.querySelectorAll("*").length);
   }
-  frames.sort((one, other) => one - other);
-  return {median: frames[30], worst: frames[59], most, top: rows.scrollTop};
+  const median = (of) => of.sort((one, other) => one - other)[of.length >> 1];
+  return {rest: median(rest), scrolled: median(scrolled), most, top: rows.scrollTop};
 }"""
 
 
@@ -66,6 +70,7 @@ async def long_session(api: Api, events: int) -> str:
     return session_id
 
 
+@pytest.mark.alone
 async def test_a_session_of_ten_thousand_events_scrolls(tmp_path: Path) -> None:
     async with serving(tmp_path) as api:
         session_id = await long_session(api, 10_000)
@@ -87,8 +92,8 @@ async def test_a_session_of_ten_thousand_events_scrolls(tmp_path: Path) -> None:
         assert seen["top"] == 0
         # What is in the page does not grow with the session.
         assert seen["most"] < 600
-        # Two frames of 60 Hz are 33 ms; a busy machine gets three times as much.
-        assert seen["median"] < 100
+        # Each picture is there in time for 60 of them in a second, and one late one in two is allowed.
+        assert seen["scrolled"] - seen["rest"] < 33, seen
 
 
 async def test_hostile_content_is_text(tmp_path: Path) -> None:
@@ -296,6 +301,22 @@ async def test_it_is_accessible(tmp_path: Path, colours: str) -> None:
                 await expect(page.locator(there).first).to_be_visible()
 
                 assert await violations(page) == [], place
+            await page.keyboard.press("Escape")
+            await page.keyboard.press("?")
+            await expect(page.get_by_role("dialog", name="Keyboard")).to_be_visible()
+            assert await violations(page) == [], "help"
+            await page.keyboard.press("Escape")
+            await page.get_by_role("button", name="Key", exact=True).click()
+            await expect(page.get_by_role("dialog", name="Key")).to_be_visible()
+            assert await violations(page) == [], "key"
+            await page.keyboard.press("Escape")
+            await page.set_viewport_size({"width": 390, "height": 780})
+            for place in ("sessions", f"sessions/{session_id}"):
+                await page.goto(f"{api.url}/#/{place}")
+                await expect(page.locator(PLACES[place.replace(session_id, "{}")]).first).to_be_visible()
+
+                assert await violations(page) == [], f"{place} on a phone"
+                assert await page.evaluate("document.documentElement.scrollWidth") == 390
 
 
 async def violations(page: Page) -> list[Any]:
