@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(120)
 
 AXE = Path(__file__).parent / "axe"
 
-#: Reads how long the browser takes for two pictures, at rest and while a list is scrolled from its end to its beginning.
+#: Reads how long the browser takes for two pictures, at rest and while a list is scrolled from its end to the beginning.
 SCROLL = """async (rows) => {
   const step = Math.ceil((rows.scrollHeight - rows.clientHeight) / 60);
   const pictures = async (change) => {
