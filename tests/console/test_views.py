@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(120)
 
 AXE = Path(__file__).parent / "axe"
 
-#: Reads how long the browser takes for two pictures, at rest and while a list is scrolled from its end to the beginning.
+#: How long the browser takes for two pictures, at rest and while a list is scrolled from its end to its beginning.
 SCROLL = """async (rows) => {
   const step = Math.ceil((rows.scrollHeight - rows.clientHeight) / 60);
   const pictures = async (change) => {
@@ -351,3 +351,18 @@ async def test_a_tab_that_nobody_looks_at_asks_nothing(tmp_path: Path) -> None:
 
             await expect(page.get_by_text("while it was hidden")).to_be_visible()
     assert any(url.endswith("events/stream?after=7") for url in asked), asked
+
+
+async def test_who_is_new_begins_with_a_session_and_keeps_what_they_write(tmp_path: Path) -> None:
+    async with serving(tmp_path) as api, console(api.url) as tabs:
+        page = tabs.first
+        await expect(page.get_by_role("heading", name="Start your first session")).to_be_visible()
+        field = page.get_by_label("First message")
+        await field.fill("half a sent")
+
+        await api.create("of somebody else")
+        await expect(page.get_by_role("link", name="of somebody else")).to_be_visible(timeout=15_000)
+
+        await expect(field).to_have_value("half a sent")
+        await page.get_by_role("button", name="Start").click()
+        await expect(page.get_by_role("heading", name="half a sent")).to_be_visible()

@@ -30,7 +30,7 @@ export function Session({ id, tab, at, go }) {
   return html`<main class="session" id="main" tabindex="-1">
     <${Head} id=${id} here=${here} state=${state} session=${session} feed=${feed} tab=${tab} at=${at} go=${go} unread=${unread} />
     ${replaying && html`<${Replay} feed=${feed} at=${at} go=${go} here=${here} tab=${tab} />`}
-    ${feed.left > 0 && html`<p class="banner">Only the last ${count(feed.head - feed.left - 1)} events are loaded; the events view has all.</p>`}
+    ${feed.left > 0 && html`<p class="banner">Only the last ${count(feed.head - feed.left - 1)} events are loaded. All of them are under Events, with pieces of texts.</p>`}
     ${tab === "timeline" ? html`<${Timeline} id=${id} state=${seen} />`
     : tab === "events" ? html`<${Events} id=${id} feed=${feed} here=${here} at=${at} />`
     : html`<${Chat} sessionId=${id} state=${seen} session=${session} replaying=${replaying} feed=${feed} pending=${pending} onSent=${onSent} />`}
