@@ -366,3 +366,53 @@ async def test_who_is_new_begins_with_a_session_and_keeps_what_they_write(tmp_pa
         await expect(field).to_have_value("half a sent")
         await page.get_by_role("button", name="Start").click()
         await expect(page.get_by_role("heading", name="half a sent")).to_be_visible()
+
+
+async def test_a_session_shows_its_plan_and_its_lanes(tmp_path: Path) -> None:
+    steps = [{"stepId": 1, "title": "Look", "status": "done"}, {"stepId": 2, "title": "Write", "status": "in_progress"}]
+    plan = {"objective": "Find the error", "status": "active", "steps": steps}
+    async with serving(tmp_path) as api:
+        session_id = (await api.create("hello"))["sessionId"]
+        work = {"agent": "concierge", "id": session_id, "input": "pay what is due", "lane": "cron"}
+        lane = (await api.http.post("/v1/dispatches", json=work)).json()["sessionId"]
+        data = {"plan": plan, "changed": [1, 2], **turn_coordinates(0)}
+        await api.emit(session_id, NewEvent(type=EventType.PLAN_UPDATED, key="0/0/plan", data=data, turn=0, step=0))
+        async with console(api.url, f"#/sessions/{session_id}") as tabs:
+            page = tabs.first
+            await page.get_by_text("Plan: Find the error").click()
+            await expect(page.locator(".plan li.done")).to_have_text("Look done")
+
+            await page.get_by_role("link", name="lane cron").click()
+
+            await expect(page.locator(".session-head .id")).to_have_text(lane)
+
+
+async def test_a_refused_message_stays_with_the_reason_and_is_sent_again_under_its_key(tmp_path: Path) -> None:
+    answers = [(503, "unavailable"), (429, "inbox_full"), (403, "forbidden"), (409, "session_not_active")]
+    keys: list[str] = []
+
+    async def refuse(route: Route) -> None:
+        status, code = answers[len(keys)]
+        keys.append(json.loads(route.request.post_data or "")["dispatchId"])
+        body = json.dumps({"code": code, "error": f"the API says {code}", "ok": False})
+        await route.fulfill(status=status, content_type="application/json", body=body)
+
+    async with serving(tmp_path) as api:
+        session_id = (await api.create("hello"))["sessionId"]
+        await api.emit(session_id, *turn_events(0))
+        async with console(api.url, f"#/sessions/{session_id}") as tabs:
+            page = tabs.first
+            await page.route("**/v1/dispatches", refuse)
+            field = page.get_by_label("Message", exact=True)
+            await field.fill("hear me")
+            for sentence in (
+                "cannot reach its store",
+                "Too much waits there",
+                "not for this key",
+                "session_not_active",
+            ):
+                await page.get_by_role("button", name="Send").click()
+                await expect(page.get_by_role("alert")).to_contain_text(sentence)
+                await expect(field).to_have_value("hear me")
+
+    assert len(set(keys)) == 1
