@@ -126,10 +126,10 @@ async def test_a_question_is_answered_by_an_option_and_in_words(desk: Stack) -> 
 
 
 async def test_it_is_used_with_the_keyboard_alone(desk: Stack) -> None:
-    async with console(desk.url) as tabs:
+    async with console(desk.url, "#/agents") as tabs:
         page = tabs.first
         press = page.keyboard.press
-        await expect(page.get_by_role("link", name="New", exact=True)).to_be_visible()
+        await expect(page.get_by_role("heading", name="helpdesk")).to_be_visible()
 
         await press("n")
         await expect(page.get_by_label("First message")).to_be_focused()

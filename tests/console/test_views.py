@@ -19,20 +19,24 @@ pytestmark = pytest.mark.timeout(120)
 
 AXE = Path(__file__).parent / "axe"
 
-#: Reads how long the browser takes for each picture while a list is scrolled from its end to its beginning.
+#: How long the browser takes for two pictures, at rest and while a list is scrolled from its end to its beginning.
 SCROLL = """async (rows) => {
-  const frames = [];
   const step = Math.ceil((rows.scrollHeight - rows.clientHeight) / 60);
+  const pictures = async (change) => {
+    const began = performance.now();
+    change();
+    await new Promise((resolve) => requestAnimationFrame(() => requestAnimationFrame(resolve)));
+    return performance.now() - began;
+  };
+  const rest = [], scrolled = [];
   let most = 0;
   for (let number = 0; number < 60; number++) {
-    rows.scrollTop -= step;
-    const began = performance.now();
-    await new Promise((resolve) => requestAnimationFrame(() => requestAnimationFrame(resolve)));
-    frames.push(performance.now() - began);
+    if (number % 3 == 0) rest.push(await pictures(() => {}));
+    scrolled.push(await pictures(() => { rows.scrollTop -= step; }));
     most = Math.max(most, rows.querySelectorAll("*").length);
   }
-  frames.sort((one, other) => one - other);
-  return {median: frames[30], worst: frames[59], most, top: rows.scrollTop};
+  const median = (of) => of.sort((one, other) => one - other)[of.length >> 1];
+  return {rest: median(rest), scrolled: median(scrolled), most, top: rows.scrollTop};
 }"""
 
 
@@ -66,6 +70,7 @@ async def long_session(api: Api, events: int) -> str:
     return session_id
 
 
+@pytest.mark.alone
 async def test_a_session_of_ten_thousand_events_scrolls(tmp_path: Path) -> None:
     async with serving(tmp_path) as api:
         session_id = await long_session(api, 10_000)
@@ -87,8 +92,8 @@ async def test_a_session_of_ten_thousand_events_scrolls(tmp_path: Path) -> None:
         assert seen["top"] == 0
         # What is in the page does not grow with the session.
         assert seen["most"] < 600
-        # Two frames of 60 Hz are 33 ms; a busy machine gets three times as much.
-        assert seen["median"] < 100
+        # Each picture is there in time for 60 of them in a second, and one late one in two is allowed.
+        assert seen["scrolled"] - seen["rest"] < 33, seen
 
 
 async def test_hostile_content_is_text(tmp_path: Path) -> None:
@@ -296,6 +301,22 @@ async def test_it_is_accessible(tmp_path: Path, colours: str) -> None:
                 await expect(page.locator(there).first).to_be_visible()
 
                 assert await violations(page) == [], place
+            await page.keyboard.press("Escape")
+            await page.keyboard.press("?")
+            await expect(page.get_by_role("dialog", name="Keyboard")).to_be_visible()
+            assert await violations(page) == [], "help"
+            await page.keyboard.press("Escape")
+            await page.get_by_role("button", name="Key", exact=True).click()
+            await expect(page.get_by_role("dialog", name="Key")).to_be_visible()
+            assert await violations(page) == [], "key"
+            await page.keyboard.press("Escape")
+            await page.set_viewport_size({"width": 390, "height": 780})
+            for place in ("sessions", f"sessions/{session_id}"):
+                await page.goto(f"{api.url}/#/{place}")
+                await expect(page.locator(PLACES[place.replace(session_id, "{}")]).first).to_be_visible()
+
+                assert await violations(page) == [], f"{place} on a phone"
+                assert await page.evaluate("document.documentElement.scrollWidth") == 390
 
 
 async def violations(page: Page) -> list[Any]:
@@ -330,3 +351,68 @@ async def test_a_tab_that_nobody_looks_at_asks_nothing(tmp_path: Path) -> None:
 
             await expect(page.get_by_text("while it was hidden")).to_be_visible()
     assert any(url.endswith("events/stream?after=7") for url in asked), asked
+
+
+async def test_who_is_new_begins_with_a_session_and_keeps_what_they_write(tmp_path: Path) -> None:
+    async with serving(tmp_path) as api, console(api.url) as tabs:
+        page = tabs.first
+        await expect(page.get_by_role("heading", name="Start your first session")).to_be_visible()
+        field = page.get_by_label("First message")
+        await field.fill("half a sent")
+
+        await api.create("of somebody else")
+        await expect(page.get_by_role("link", name="of somebody else")).to_be_visible(timeout=15_000)
+
+        await expect(field).to_have_value("half a sent")
+        await page.get_by_role("button", name="Start").click()
+        await expect(page.get_by_role("heading", name="half a sent")).to_be_visible()
+
+
+async def test_a_session_shows_its_plan_and_its_lanes(tmp_path: Path) -> None:
+    steps = [{"stepId": 1, "title": "Look", "status": "done"}, {"stepId": 2, "title": "Write", "status": "in_progress"}]
+    plan = {"objective": "Find the error", "status": "active", "steps": steps}
+    async with serving(tmp_path) as api:
+        session_id = (await api.create("hello"))["sessionId"]
+        work = {"agent": "concierge", "id": session_id, "input": "pay what is due", "lane": "cron"}
+        lane = (await api.http.post("/v1/dispatches", json=work)).json()["sessionId"]
+        data = {"plan": plan, "changed": [1, 2], **turn_coordinates(0)}
+        await api.emit(session_id, NewEvent(type=EventType.PLAN_UPDATED, key="0/0/plan", data=data, turn=0, step=0))
+        async with console(api.url, f"#/sessions/{session_id}") as tabs:
+            page = tabs.first
+            await page.get_by_text("Plan: Find the error").click()
+            await expect(page.locator(".plan li.done")).to_have_text("Look done")
+
+            await page.get_by_role("link", name="lane cron").click()
+
+            await expect(page.locator(".session-head .id")).to_have_text(lane)
+
+
+async def test_a_refused_message_stays_with_the_reason_and_is_sent_again_under_its_key(tmp_path: Path) -> None:
+    answers = [(503, "unavailable"), (429, "inbox_full"), (403, "forbidden"), (409, "session_not_active")]
+    keys: list[str] = []
+
+    async def refuse(route: Route) -> None:
+        status, code = answers[len(keys)]
+        keys.append(json.loads(route.request.post_data or "")["dispatchId"])
+        body = json.dumps({"code": code, "error": f"the API says {code}", "ok": False})
+        await route.fulfill(status=status, content_type="application/json", body=body)
+
+    async with serving(tmp_path) as api:
+        session_id = (await api.create("hello"))["sessionId"]
+        await api.emit(session_id, *turn_events(0))
+        async with console(api.url, f"#/sessions/{session_id}") as tabs:
+            page = tabs.first
+            await page.route("**/v1/dispatches", refuse)
+            field = page.get_by_label("Message", exact=True)
+            await field.fill("hear me")
+            for sentence in (
+                "cannot reach its store",
+                "Too much waits there",
+                "not for this key",
+                "session_not_active",
+            ):
+                await page.get_by_role("button", name="Send").click()
+                await expect(page.get_by_role("alert")).to_contain_text(sentence)
+                await expect(field).to_have_value("hear me")
+
+    assert len(set(keys)) == 1

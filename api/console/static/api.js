@@ -94,6 +94,9 @@ async function refusal(response) {
 
 /** Why something is not shown, in one sentence. */
 export function sentence(error, what = "This") {
+  // A connection that breaks off in a body, or takes too long; and a proxy that answers with a page of its own.
+  if (error instanceof TypeError || error?.name === "TimeoutError") return "The API does not answer; the console tries again.";
+  if (error instanceof SyntaxError) return "What answers is not this API: there may be a proxy before it.";
   if (!(error instanceof ApiError)) return `${what} cannot be shown: ${error?.message ?? error}`;
   switch (error.status) {
     case 0: return "The API does not answer; the console tries again.";

@@ -81,7 +81,15 @@ function Shell({ place, go, search, askKey, showHelp }) {
     document.title = `${asked ? `(${asked}) ` : ""}${PLACES.find(([name]) => name === place.name)?.[1] ?? "New session"} · Perdure`;
   }, [asked, place.name]);
   const inList = place.name === "sessions" || place.name === "new";
-  return html`<div class="shell ${inList ? "with-list" : ""} ${place.id || place.name === "new" ? "in-session" : ""}">
+  // Who is here for the first time begins with a session of their own.
+  const [empty, setEmpty] = useState(false);
+  // They keep the page that they write into when a session of somebody else appears meanwhile.
+  const onEmpty = useCallback((is) => is && setEmpty(true), []);
+  useEffect(() => {
+    if (place.id) setEmpty(false);
+  }, [place.id]);
+  const starts = place.name === "new" || (place.name === "sessions" && !place.id && empty);
+  return html`<div class="shell ${inList ? "with-list" : ""} ${place.id || starts ? "in-session" : ""}">
     <nav class="rail" aria-label="Places">
       <a class="brand" href="#/sessions">Perdure</a>
       ${PLACES.map(([name, words]) => html`<a key=${name} href="#/${name}" aria-current=${place.name === name || (name === "sessions" && place.name === "new") ? "page" : null}>
@@ -91,8 +99,8 @@ function Shell({ place, go, search, askKey, showHelp }) {
       <button type="button" class="quiet rail-more" onClick=${askKey}>${hasKey() ? "Change key" : "Key"}</button>
       <button type="button" class="quiet rail-more" onClick=${showHelp} aria-label="Keyboard">?</button>
     </nav>
-    ${inList && html`<${SessionList} chosen=${place.id} agents=${agents} go=${go} searchRef=${search} />`}
-    ${place.name === "new" ? html`<${NewSession} key=${place.agent} agents=${agents} go=${go} first=${place.agent} />`
+    ${inList && html`<${SessionList} chosen=${place.id} agents=${agents} go=${go} searchRef=${search} onEmpty=${onEmpty} />`}
+    ${starts ? html`<${NewSession} key=${place.agent} agents=${agents} go=${go} first=${place.agent} welcome=${empty} />`
     : place.name === "inbox" ? html`<${Inbox} inbox=${inbox} />`
     : place.name === "agents" ? html`<${Agents} agents=${agents} error=${error} />`
     : place.name === "health" ? html`<${Health} />`

@@ -51,7 +51,7 @@ export function Rows({ items, keyOf, row, guess = 40, stick = false, label, role
     }
     if (changed) setRound((now) => now + 1);
     // Who writes into a row keeps it.
-    const busy = element !== document.activeElement && element.contains(document.activeElement);
+    const busy = element.contains(document.activeElement) && document.activeElement.matches("input, textarea");
     if (stick && sticks.current && !busy) element.scrollTop = element.scrollHeight;
     else if (moved) element.scrollTop += moved;
   });

@@ -23,7 +23,7 @@ function ofTurn(turn, tries, accepted) {
     kind: "turn", key: `turn/${turn.number}`, label: `Turn ${turn.number}`, from: turn.startedAt, to: turn.endedAt, status: turn.status,
     attempts: [], usage, cost, retries: steps.reduce((sum, line) => sum + line.retries, 0), turn: turn.number, error: turn.error,
   };
-  return [head, ...queued, ...steps].map((line) => ({ retries: 0, ...line, scale: { from, to } }));
+  return [head, ...queued, ...steps].map((line) => ({ retries: 0, ...line, scale: { from, to, turn: turn.number } }));
 }
 
 function ofStep(turn, step, tries) {

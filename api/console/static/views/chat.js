@@ -21,7 +21,7 @@ export function Chat({ sessionId, state, session, replaying, feed, pending, onSe
     onSent(message);
   };
   return html`<section class="chat" aria-label="Conversation">
-    <${Rows} items=${rows} keyOf=${keyOf} row=${Row} guess=${64} stick=${!replaying} label="Messages" handle=${handle}>
+    <${Rows} items=${rows} keyOf=${keyOf} row=${Row} key=${replaying ? "then" : "now"} guess=${64} stick label="Messages" handle=${handle}>
       ${!replaying && html`<${Doing} state=${state} feed=${feed} session=${session} />`}
     </${Rows}>
     ${!replaying && html`<${Composer} sessionId=${sessionId} state=${state} session=${session} onSent=${sent} />`}

@@ -25,7 +25,7 @@ export function Events({ id, feed, here, at }) {
         ${!pieces && html`<input type="search" aria-label="Type of events" placeholder="type …" value=${words} onInput=${(input) => setWords(input.currentTarget.value)} />`}
         ${pages.error && html`<${Problem} error=${pages.error} what="This page of events" />`}
       </div>
-      ${items.length === 0 ? html`<${Empty}>No events.</${Empty}>` : html`<${Rows} items=${items} guess=${26} label="Events"
+      ${items.length === 0 ? html`<${Empty}>No events.</${Empty}>` : html`<${Rows} items=${items} guess=${26} stick=${at === null} label="Events"
         keyOf=${(each) => (pieces ? each : each.meta.index)}
         row=${(each) => html`<${EventRow} index=${pieces ? each : each.meta.index} event=${pieces ? pages.want(each) : each} chosen=${chosen} choose=${choose} at=${at} />`} />`}
     </section>

@@ -4,7 +4,7 @@ import { path, sentence } from "../api.js";
 import { Feed } from "../feed.js";
 import { EMPTY, fold, openRequests } from "../fold.js";
 import { clock, count, oneLine, plural, safeLink, sentenceOf } from "../format.js";
-import { Problem, Status, Tabs } from "../parts.js";
+import { Folded, Problem, Status, Tabs } from "../parts.js";
 import { usePolled } from "../poll.js";
 import { Chat } from "./chat.js";
 import { Events } from "./events.js";
@@ -30,7 +30,7 @@ export function Session({ id, tab, at, go }) {
   return html`<main class="session" id="main" tabindex="-1">
     <${Head} id=${id} here=${here} state=${state} session=${session} feed=${feed} tab=${tab} at=${at} go=${go} unread=${unread} />
     ${replaying && html`<${Replay} feed=${feed} at=${at} go=${go} here=${here} tab=${tab} />`}
-    ${feed.left > 0 && html`<p class="banner">Only the last ${count(feed.head - feed.left)} events are loaded; the events view has all.</p>`}
+    ${feed.left > 0 && html`<p class="banner">Only the last ${count(feed.head - feed.left - 1)} events are loaded. All of them are under Events, with pieces of texts.</p>`}
     ${tab === "timeline" ? html`<${Timeline} id=${id} state=${seen} />`
     : tab === "events" ? html`<${Events} id=${id} feed=${feed} here=${here} at=${at} />`
     : html`<${Chat} sessionId=${id} state=${seen} session=${session} replaying=${replaying} feed=${feed} pending=${pending} onSent=${onSent} />`}
@@ -75,13 +75,32 @@ function Head({ id, here, state, session, feed, tab, at, go, unread }) {
       ${Object.entries(session?.tags ?? {}).map(([name, value]) => html`<span class="badge" key=${name}>${oneLine(`${name}: ${value}`, 60)}</span>`)}
       ${session?.descendants?.cost > 0 && html`<span>$${session.descendants.cost.toFixed(4)} below</span>`}
       ${session?.parent?.sessionId && html`<a href="#/sessions/${encodeURIComponent(session.parent.sessionId)}">parent</a>`}
+      <${Lanes} id=${id} state=${state} />
       ${link && html`<a href=${link} target="_blank" rel="noopener noreferrer">Temporal ↗</a>`}
     </p>
+    ${state.plan && html`<${Plan} plan=${state.plan} />`}
     <div class="tab-line">
       <${Tabs} label="Session" at=${tab} tabs=${[["chat", `${here}/chat`, "Chat"], ["timeline", `${here}/timeline`, "Timeline"], ["events", `${here}/events`, "Events"]]} />
       <button type="button" class="quiet" aria-pressed=${at !== null} onClick=${() => go(replay)}>Replay</button>
     </div>
   </header>`;
+}
+
+/** What the model has set out to do, and how far it is. */
+function Plan({ plan }) {
+  const steps = Array.isArray(plan.steps) ? plan.steps : [];
+  const done = steps.filter((step) => step.status === "done").length;
+  return html`<${Folded} class="plan small" summary=${html`Plan: ${oneLine(plan.objective ?? "", 160)} <span class="dim">· ${done} of ${steps.length} done</span>`}>
+    <ol>${steps.map((step) => html`<li key=${step.stepId} class=${step.status}>${oneLine(step.title, 200)} <span class="dim">${oneLine(step.status, 20)}</span></li>`)}</ol>
+  </${Folded}>`;
+}
+
+/** The other lanes of the session: each is a session of its own, which no list has. */
+function Lanes({ id, state }) {
+  const lanes = usePolled(path`v1/sessions/${id}/lanes`, { seldom: 0 });
+  useEffect(lanes.refresh, [state.status]);
+  const others = (lanes.data?.lanes ?? []).filter((lane) => lane.sessionId && lane.sessionId !== id);
+  return others.map((lane) => html`<a key=${lane.lane} href="#/sessions/${encodeURIComponent(lane.sessionId)}">lane ${oneLine(lane.lane, 40)}: ${lane.status}</a>`);
 }
 
 /** Requests are open only as long as the session waits for them. */

@@ -10,7 +10,7 @@ const PAGE = 50;
 const AGES = { "": "any age", 3600: "last hour", 86400: "last day", 604800: "last week", 2592000: "last 30 days" };
 const STATES = ["needs_attention", "running", "waiting", "starting", "completed", "failed"];
 
-export function SessionList({ chosen, agents, go, searchRef }) {
+export function SessionList({ chosen, agents, go, searchRef, onEmpty }) {
   const [words, setWords] = useState("");
   const [agent, setAgent] = useState("");
   const [status, setStatus] = useState("");
@@ -24,6 +24,8 @@ export function SessionList({ chosen, agents, go, searchRef }) {
   const sessions = useMemo(() => ordered([...(needy.data?.sessions ?? []), ...(first.data?.sessions ?? []), ...rest.found], { agent, status, sought, since }),
     [needy.data, first.data, rest.found, agent, status, sought, since]);
   const handle = useRef(null);
+  const narrowed = Boolean(sought || agent || status || age);
+  useEffect(() => onEmpty(Boolean(first.data) && !narrowed && sessions.length === 0), [first.data, narrowed, sessions.length]);
   useEffect(() => keyboard(handle, sessions, chosen, go), [sessions, chosen]);
 
   return html`<section class="session-list" aria-label="Sessions">
@@ -43,7 +45,7 @@ export function SessionList({ chosen, agents, go, searchRef }) {
       </select>
     </div>
     ${first.error && html`<${Problem} error=${first.error} what="The list of sessions" retry=${first.refresh} />`}
-    ${first.data && sessions.length === 0 ? html`<${Empty}>${sought || agent || status || age ? "No session is like that" : html`No sessions yet. <a href="#/new">Start one.</a>`}${rest.left
+    ${first.data && sessions.length === 0 ? html`<${Empty}>${narrowed ? "No session is like that" : html`No sessions yet. <a href="#/new">Start one.</a>`}${rest.left
     ? html` among the newest. <button type="button" class="link" onClick=${rest.more}>Look at older ones</button>` : ""}</${Empty}>`
     : html`<${Rows} items=${sessions} keyOf=${keyOf} guess=${61} label="Sessions" onEnd=${rest.more} handle=${handle}
       row=${(each) => html`<${Entry} session=${each} chosen=${each.sessionId === chosen} />`} />`}

@@ -4,9 +4,12 @@ import { sentence } from "../api.js";
 import { oneLine } from "../format.js";
 import { newKey, start } from "../work.js";
 
-export function NewSession({ agents, go, first }) {
+// What was typed is kept while another place is shown.
+let typed = "";
+
+export function NewSession({ agents, go, first, welcome = false }) {
   const [agent, setAgent] = useState(first ?? "");
-  const [message, setMessage] = useState("");
+  const [message, setMessage] = useState(typed);
   const [error, setError] = useState(null);
   const [sending, setSending] = useState(false);
   const attempt = useRef({});
@@ -14,6 +17,10 @@ export function NewSession({ agents, go, first }) {
   const name = agent || agents[0]?.name || "";
   const about = agents.find((each) => each.name === name);
   useEffect(() => field.current?.focus(), []);
+  const write = (text) => {
+    typed = text;
+    setMessage(text);
+  };
 
   const send = async (event) => {
     event.preventDefault();
@@ -24,6 +31,7 @@ export function NewSession({ agents, go, first }) {
     setError(null);
     try {
       const { sessionId } = await start(name, message.trim(), attempt.current.key);
+      typed = "";
       go(`#/sessions/${encodeURIComponent(sessionId)}`);
     } catch (refused) {
       setError(refused);
@@ -31,7 +39,9 @@ export function NewSession({ agents, go, first }) {
     }
   };
   return html`<main class="new-session" id="main" tabindex="-1">
-    <h1>New session</h1>
+    <a class="back" href="#/sessions" aria-label="All sessions">‹</a>
+    <h1>${welcome ? "Start your first session" : "New session"}</h1>
+    ${welcome && html`<p class="dim">A session is a conversation with an agent. It goes on when workers, this API or Temporal are killed, and waits for days when people have to decide.</p>`}
     <form onSubmit=${send}>
       <label class="field">Agent
         <select aria-label="Agent of the session" value=${name} onChange=${(event) => setAgent(event.currentTarget.value)}>
@@ -40,7 +50,7 @@ export function NewSession({ agents, go, first }) {
       </label>
       ${about?.description && html`<p class="dim small">${oneLine(about.description, 300)}</p>`}
       <label class="field">First message
-        <textarea ref=${field} rows="5" dir="auto" value=${message} onInput=${(event) => setMessage(event.currentTarget.value)}
+        <textarea ref=${field} rows="5" dir="auto" value=${message} onInput=${(event) => write(event.currentTarget.value)}
           onKeyDown=${(event) => event.key === "Enter" && !event.shiftKey && !event.isComposing && send(event)}></textarea>
       </label>
       ${error && html`<p class="problem" role="alert">Not started. ${error.status === 0 ? "The API does not answer; start it again, it counts once." : sentence(error, "This agent")}</p>`}

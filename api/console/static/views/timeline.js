@@ -1,41 +1,59 @@
 // When what has happened: turns, model calls and tools as bars, with the attempts at each.
-import { html, useEffect, useMemo, useState } from "../html.js";
+import { html, useEffect, useMemo, useRef, useState } from "../html.js";
 import { get, path } from "../api.js";
 import { clock, count, dollars, duration, millis, moment, oneLine } from "../format.js";
 import { Empty, Json, Problem } from "../parts.js";
 import { Rows } from "../rows.js";
 import { lines } from "../timing.js";
 
-const PAGES = 20;
+const PAGES = 10;
+/** Of a session with more turns, reports are fetched for those in sight, so many turns at a time. */
+const SHORT = 60;
+const AT_ONCE = 30;
 
 export function Timeline({ id, state }) {
-  const { attempts, deliveries, error, more } = useReports(id, state);
+  const { attempts, deliveries, error, want } = useReports(id, state);
   const rows = useMemo(() => lines(state, attempts, deliveries), [state.turns, attempts, deliveries]);
   const [chosen, choose] = useState(null);
   const line = rows.find((each) => each.key === chosen);
-  const now = new Date().toISOString();
+  const now = useNow(state.status === "running");
   if (!rows.length) return html`<${Empty}>Nothing has happened yet.</${Empty}>`;
   return html`<div class="split">
     <section class="timeline ${rows.some((each) => each.cost > 0) ? "" : "free"}" aria-label="Timeline">
       ${error && html`<${Problem} error=${error} what="The list of attempts" />`}
-      ${more && html`<p class="banner">More attempts were made than are shown.</p>`}
-      <${Rows} items=${rows} keyOf=${(each) => each.key} guess=${28} label="Turns, model calls and tools"
-        row=${(each) => html`<${Line} line=${each} now=${now} chosen=${each.key === chosen} choose=${choose} />`} />
+      <${Rows} items=${rows} keyOf=${(each) => each.key} guess=${28} stick label="Turns, model calls and tools"
+        row=${(each) => html`<${Line} line=${each} now=${now} chosen=${each.key === chosen} choose=${choose} want=${want} />`} />
     </section>
     ${line && html`<${Detail} line=${line} close=${() => choose(null)} />`}
   </div>`;
 }
 
-/** The attempts and deliveries of the session; again when a step has ended. */
+/**
+ * The attempts and deliveries of the session. Of a short session all of them; of a long one those of the turns that are
+ * in sight. When a step ends, those of its turn again.
+ */
 function useReports(id, state) {
-  const [reports, setReports] = useState({ attempts: [], deliveries: [], error: null, more: false });
+  const [reports, setReports] = useState({ attempts: [], deliveries: [], error: null });
+  const wanted = useRef(new Set());
+  const seen = useRef(new Map());
   const steps = state.turns.reduce((sum, turn) => sum + turn.steps.length + turn.items.filter((item) => item.endedAt).length, 0);
+  const short = state.turns.length <= SHORT;
+  const last = state.turns.at(-1)?.number;
+  const [round, again] = useState(0);
   useEffect(() => {
     const stop = new AbortController();
     const timer = setTimeout(async () => {
+      const first = seen.current.size === 0 && short;
+      const turns = first ? [null] : [...new Set([last, ...wanted.current])].filter((turn) => turn === last || !seen.current.has(turn)).slice(-AT_ONCE);
       try {
-        const [attempts, deliveries] = await Promise.all([all(path`v1/sessions/${id}/attempts`, "attempts", stop.signal), all(path`v1/sessions/${id}/deliveries`, "deliveries", stop.signal)]);
-        setReports({ attempts: attempts.found, deliveries: deliveries.found, error: null, more: attempts.more });
+        const deliveries = await all(path`v1/sessions/${id}/deliveries`, "deliveries", {}, stop.signal, first ? PAGES : 1);
+        for (const turn of turns) {
+          const found = await all(path`v1/sessions/${id}/attempts`, "attempts", { turn }, stop.signal);
+          if (turn === null) for (const each of state.turns) seen.current.set(each.number, []);
+          for (const number of new Set([turn, ...found.map(numberOf)])) if (number !== null) seen.current.set(number, found.filter((each) => numberOf(each) === number));
+        }
+        wanted.current.clear();
+        setReports((before) => ({ attempts: [...seen.current.values()].flat(), deliveries: merged(before.deliveries, deliveries), error: null }));
       } catch (error) {
         if (!stop.signal.aborted) setReports((before) => ({ ...before, error }));
       }
@@ -44,23 +62,48 @@ function useReports(id, state) {
       clearTimeout(timer);
       stop.abort();
     };
-  }, [id, steps, state.status]);
-  return reports;
+  }, [id, steps, state.status, round]);
+  const want = (turn) => {
+    if (seen.current.has(turn) || wanted.current.has(turn) || (short && seen.current.size === 0)) return;
+    wanted.current.add(turn);
+    again((now) => now + 1);
+  };
+  return { ...reports, want };
 }
 
-async function all(where, name, signal) {
+function numberOf(attempt) {
+  return Number(/^turn_(\d+)$/.exec(attempt.turnId)?.[1] ?? -1);
+}
+
+function merged(before, now) {
+  return [...new Map([...before, ...now].map((each) => [each.deliveryId, each])).values()];
+}
+
+async function all(where, name, query, signal, pages = PAGES) {
   const found = [];
   let cursor;
-  for (let page = 0; page < PAGES; page += 1) {
-    const answered = await get(where, { query: { limit: 200, cursor }, signal });
+  for (let page = 0; page < pages; page += 1) {
+    const answered = await get(where, { query: { ...query, limit: 200, cursor }, signal });
     found.push(...answered[name]);
     cursor = answered.nextCursor;
     if (!cursor) break;
   }
-  return { found, more: Boolean(cursor) };
+  return found;
 }
 
-function Line({ line, now, chosen, choose }) {
+/** The time, each second while something runs. */
+function useNow(runs) {
+  const [, tick] = useState(0);
+  useEffect(() => {
+    if (!runs) return undefined;
+    const timer = setInterval(() => tick((now) => now + 1), 1_000);
+    return () => clearInterval(timer);
+  }, [runs]);
+  return new Date().toISOString();
+}
+
+function Line({ line, now, chosen, choose, want }) {
+  useEffect(() => want(line.scale.turn), [line.scale.turn]);
   const took = line.from ? millis(line.from, line.to ?? now) : null;
   const tokens = line.usage ? line.usage.input + line.usage.output : 0;
   return html`<button type="button" class="line ${line.kind} ${line.status}" aria-pressed=${chosen} onClick=${() => choose(chosen ? null : line.key)}>
