@@ -108,7 +108,8 @@ def _subagent(agent: Agent, subagent: Agent) -> JsonObject:
 
 def _instructions(agent: Agent) -> JsonObject:
     source = _source(agent, "instructions")
-    if callable(agent.instructions):
+    if not isinstance(agent.instructions, str):
+        # A function, or a prompt in sections: both are rendered before each model call.
         dynamic = {**source, "eventNames": ["turn.started"], "origin": "authored", "slug": "instructions"}
         return {"dynamic": [dynamic], "static": None}
     if not agent.instructions:

@@ -22,6 +22,7 @@ from .options import DataDir, operating, settings_with
 from .project.scaffold import init
 from .runs import logs as run_logs
 from .runs import run_commands
+from .trace.command import trace
 
 if TYPE_CHECKING:
     pass
@@ -47,6 +48,7 @@ app.command()(withdraw)
 app.command()(attempts)
 app.command()(leases)
 app.command()(timeline)
+app.command()(trace)
 app.command()(plan)
 app.command()(checkpoints)
 app.command()(rollback)

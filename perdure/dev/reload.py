@@ -140,6 +140,8 @@ class Reload:
         self._supervisor = supervisor
         self._environment = environment
         self._say = say
+        # Kept, because the folder may be deleted while we run.
+        self._here = str(Path.cwd())
 
     async def run(self, loaded: Snapshot) -> None:
         """Load each change, until cancelled. `loaded`: what the processes that run have loaded."""
@@ -161,22 +163,44 @@ class Reload:
             if (await asyncio.to_thread(self._sources.look)).changed_since(now):
                 # It was saved again meanwhile.
                 continue
-            self._say(f"Changed: {_named(changed)}.")
-            try:
-                if reason is None:
-                    await self._supervisor.replace("worker")
-                    await self._supervisor.replace("api")
-            except PerdureError as failure:
-                reason = failure.message
-            if reason is None:
-                self._say("The worker and the API run the new code; calls that have begun end in the old one.")
-                loaded, refused = now, None
-            else:
+            self._say(f"Changed: {self._named(changed)}.")
+            reason = reason or await self._replaced("worker")
+            if reason is not None:
                 self._say(f"The new code is not loaded, and the old one goes on. Mend it, and save. {reason}")
                 refused = now
+                continue
+            loaded, refused = now, None
+            # One that does not start is started again and again, as after a crash.
+            failure = await self._replaced("api")
+            self._say(failure or "The worker and the API run the new code; calls that have begun end in the old one.")
+
+    async def _replaced(self, part: str) -> str | None:
+        """Why this part could not be replaced; None when it was."""
+        try:
+            await self._supervisor.replace(part)
+        except PerdureError as failure:
+            return failure.message
+        except OSError as error:
+            return f"The {part} could not be started: {error}."
+        return None
 
     async def _check(self) -> str | None:
         """Why a worker could not start with the code that is there; None when it could."""
+        try:
+            return await self._checked()
+        except OSError as error:
+            # No more processes or files, for one. That is no reason to end what runs.
+            return f"It could not be checked: {error}."
+
+    def _named(self, files: Sequence[str]) -> str:
+        """The first of them as the author knows them."""
+        shown = [
+            os.path.relpath(file, self._here) if file.startswith(f"{self._here}{os.sep}") else file for file in files
+        ]
+        more = f" and {len(shown) - _NAMED} more" if len(shown) > _NAMED else ""
+        return printable(", ".join(shown[:_NAMED])) + more
+
+    async def _checked(self) -> str | None:
         environment = {**os.environ, **self._environment}
         with tempfile.TemporaryFile() as output:
             process = await asyncio.create_subprocess_exec(
@@ -233,11 +257,3 @@ def _forget_compiled(files: Iterable[str]) -> None:
     for file in files:
         with contextlib.suppress(OSError, NotImplementedError):
             os.unlink(importlib.util.cache_from_source(file))
-
-
-def _named(files: Sequence[str]) -> str:
-    """The first of them as the author knows them."""
-    here = Path.cwd()
-    shown = [str(path.relative_to(here)) if (path := Path(file)).is_relative_to(here) else file for file in files]
-    more = f" and {len(shown) - _NAMED} more" if len(shown) > _NAMED else ""
-    return printable(", ".join(shown[:_NAMED])) + more

@@ -1,13 +1,14 @@
 """What runs here, and what the sessions do."""
 
 import base64
+import json
 from typing import Any
 
 import pytest
 from httpx2 import Response
 
 from api.views import describe
-from perdure import Agent, RemoteAgent
+from perdure import Agent, Progress, Prompt, RemoteAgent, Section, SessionView
 from perdure.protocol.events import Usage
 from perdure.store.values import Commit, Consumption, SessionChange
 from tests.api.served import Api
@@ -46,6 +47,17 @@ async def test_info_lists_the_tools_with_their_schemas(api: Api) -> None:
     assert tool["description"] == "Say how the weather is."
     assert tool["inputSchema"]["properties"]["city"]["type"] == "string"
     assert tool["requiresApproval"] is False
+
+
+@pytest.mark.parametrize(
+    "instructions", [Prompt(Section("Objective", "Be kind."), Progress()), lambda view: "Be kind."]
+)
+def test_instructions_that_are_rendered_later_are_dynamic(instructions: Any) -> None:
+    described = describe(Agent(name="boss", instructions=instructions), development=True)["instructions"]
+
+    assert described["static"] is None
+    assert [each["slug"] for each in described["dynamic"]] == ["instructions"]
+    json.dumps(described)
 
 
 def test_info_lists_the_agents_to_which_this_one_hands_work() -> None:
