@@ -96,7 +96,11 @@ def test_content_that_cannot_be_shown_fails_no_call(
     bytes_at_most: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     span = Shown()
-    monkeypatch.setattr(span, "show", lambda *_: 1 / 0)
+
+    def broken(event: str, content: Mapping[str, str]) -> None:
+        raise ZeroDivisionError(content["gen_ai.tool.call.result"])
+
+    monkeypatch.setattr(span, "show", broken)
 
     content.show_call(span, {}, "the swordfish")
 
