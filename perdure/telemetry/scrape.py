@@ -1,8 +1,10 @@
 """Metrics as Prometheus reads them: as text, and at an address of their own."""
 
 import logging
+import socket
+import socketserver
 import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
@@ -40,6 +42,15 @@ class Scrape:
             return None
 
 
+class _Server(socketserver.TCPServer):
+    # Not `HTTPServer`: it looks its own name up, which takes seconds where no one knows it.
+    allow_reuse_address = True
+
+    def __init__(self, host: str, port: int, handler: type[BaseHTTPRequestHandler]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        super().__init__((host, port), handler)
+
+
 class Listener:
     """Serves one reader at a time, in a thread: when the event loop is blocked, metrics are still to be had."""
 
@@ -61,10 +72,9 @@ class Listener:
             def log_message(self, format: str, *args: Any) -> None:
                 """A line for each scrape would say nothing."""
 
-        self._server = HTTPServer((host, port), Handler)
-        self.port = self._server.server_port
+        self._server = _Server(host, port, Handler)
         threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
-        log.info("Serving metrics on http://%s:%s/metrics", host, self.port)
+        log.info("Serving metrics on http://%s:%s/metrics", host, port)
 
     def close(self) -> None:
         self._server.shutdown()

@@ -82,6 +82,10 @@ def set_up(
     spans.choose(choices)
     traces, meters = _enabled("TRACES"), _enabled("METRICS")
     logs = "logs" in choices.content and _enabled("LOGS")
+    if "traces" in choices.content and not traces:
+        log.warning("PERDURE_TELEMETRY_CONTENT names traces, and no endpoint takes them")
+    if "logs" in choices.content and not logs:
+        log.warning("PERDURE_TELEMETRY_CONTENT names logs, and no endpoint takes them")
     scraped = scraped or listen is not None
     if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or not (traces or meters or logs or scraped):
         return Telemetry()

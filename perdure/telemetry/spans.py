@@ -20,6 +20,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from opentelemetry.util.types import AttributeValue
 
+from perdure.bounds import quoted
 from perdure.protocol.deliveries import Principal
 from perdure.protocol.events import Usage
 from perdure.protocol.requests import CallRef, Coordinates, TurnRequest, TurnResult
@@ -36,6 +37,8 @@ Destination: TypeAlias = Literal["traces", "logs"]
 #: The most values of one label in a process. Agents, tools and models are declared, so this is for what providers send.
 _MOST_VALUES = 200
 _OTHER = "_OTHER"
+#: The longest name that others give, in characters.
+_LONGEST = 200
 
 #: As the conventions advise.
 _SECONDS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
@@ -61,7 +64,7 @@ class Choices:
             case "off":
                 return {}
             case "id":
-                return {names.USER_ID: principal.subject or principal.principal_id}
+                return {names.USER_ID: quoted(principal.subject or principal.principal_id, _LONGEST)}
             case "hash":
                 digest = hmac.new(self.user_key, f"telemetry|{principal.owner}".encode(), hashlib.sha256)
                 return {names.USER_HASH: digest.hexdigest()[:32]}
@@ -251,6 +254,8 @@ class InvokedTurn:
 def _outcome_of(result: TurnResult) -> str:
     if result.awaited is not None:
         return "dispatched"
+    if result.silent:
+        return "silent"
     return "parked" if result.open else "completed"
 
 
@@ -357,8 +362,8 @@ class ModelSpan(Spanned):
 
     def replied(self, model: str | None, response_id: str | None, finish_reason: str) -> None:
         known: Attributes = {names.FINISH_REASONS: [finish_reason]}
-        known |= {names.RESPONSE_MODEL: model} if model else {}
-        known |= {names.RESPONSE_ID: response_id} if response_id else {}
+        known |= {names.RESPONSE_MODEL: quoted(model, _LONGEST)} if model else {}
+        known |= {names.RESPONSE_ID: quoted(response_id, _LONGEST)} if response_id else {}
         self.mark(known)
         _steps.add(1, self.labels(*_MODEL_LABELS[:3]))
 

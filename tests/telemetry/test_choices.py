@@ -6,6 +6,8 @@ import pytest
 
 from perdure.errors import Invalid
 from perdure.settings import read_settings
+from perdure.telemetry import setup, spans
+from perdure.telemetry.spans import Choices, Destination
 from tests.support.collector import Collector
 from tests.support.plugin import StackFactory
 from tests.support.processes import wait_until
@@ -150,6 +152,19 @@ async def test_users_are_named_as_chosen(
     assert len({span.attributes.get("user.hash") for span in spans}) == 1
     assert users == "id" or not [span.name for span in collector.spans if '"ada"' in span.raw]
     assert not [point for point in collector.points if named & point.attributes.keys()]
+
+
+@pytest.mark.parametrize("destination", ["traces", "logs"])
+def test_content_for_which_there_is_no_endpoint_is_warned_of(
+    destination: Destination, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
+
+    telemetry = setup.set_up("perdure-test", Choices(content=frozenset({destination})))
+
+    assert not telemetry.measures
+    assert f"PERDURE_TELEMETRY_CONTENT names {destination}, and no endpoint takes them" in caplog.text
+    spans.choose(Choices())
 
 
 @pytest.mark.parametrize("given", ["everything", "traces,metrics", "off,logs"])

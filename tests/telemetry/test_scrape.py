@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.support.plugin import StackFactory
 from tests.support.processes import free_port, wait_until
 from tests.support.stack import Stack
+from tests.support.waiting import until
 from tests.telemetry.observed import KEYS, api_keys
 
 DASHBOARD = Path(__file__).parents[2] / "deploy" / "telemetry" / "grafana" / "perdure.json"
@@ -170,6 +171,32 @@ async def test_a_port_that_is_taken_does_not_keep_a_worker_from_its_work(make_st
         assert await talk.say("hello")
     outputs = [output for _, output in stack.logs()]
     assert sum("no metrics are served at 127.0.0.1 port" in output for output in outputs) == 1
+
+
+async def test_a_turn_is_not_measured_again_when_its_workflow_is_replayed(make_stack: StackFactory) -> None:
+    first, second = free_port(), free_port()
+    stack = make_stack(agents=AGENTS, provider=True, workers=0, environment={"PERDURE_TURNS": "inline"})
+    stack.start_worker({"PERDURE_METRICS_PORT": str(first)})
+    driver = await stack.client()
+
+    def measured(port: int) -> list[float]:
+        found = series(read(f"http://127.0.0.1:{port}").text)
+        return [value for (name, _), value in found.items() if name == "gen_ai_invoke_agent_duration_seconds_count"]
+
+    async def rests(session_id: str) -> bool:
+        described = await driver.get_workflow_handle(session_id).describe()
+        return measured(first) == [2] and not described.raw_description.HasField("pending_workflow_task")
+
+    async with stack.talk() as talk:
+        await talk.say("say one")
+        await talk.say("say two")
+        await until(lambda: rests(talk.session_id), "the driver to rest")
+        stack.workers[0].kill()
+        stack.start_worker({"PERDURE_METRICS_PORT": str(second)})
+        await talk.say("say three")
+
+    wait_until(lambda: bool(measured(second)), "the metrics of the turn")
+    assert measured(second) == [1]
 
 
 async def test_temporals_own_metrics_are_served_where_they_are_wanted(make_stack: StackFactory) -> None:

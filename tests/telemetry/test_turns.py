@@ -106,6 +106,18 @@ async def test_a_failed_tool_and_a_failed_turn_say_so_and_not_why(stack: Stack, 
     assert not [span for span in collector.spans if "swordfish" in span.raw or "scripted failure" in span.raw]
 
 
+async def test_the_tokens_of_a_reply_that_breaks_off_are_counted(stack: Stack, collector: Collector) -> None:
+    async with stack.talk() as talk:
+        caller = Traced(talk, collector)
+        await caller.says("break rate_limit_error; say a b")
+        broken = caller.spans("chat scripted")[0]
+
+    assert broken.failed
+    assert broken.attributes["gen_ai.response.time_to_first_chunk"] > 0
+    assert "gen_ai.usage.input_tokens" in broken.attributes
+    assert "gen_ai.response.id" not in broken.attributes
+
+
 async def test_a_retried_model_call_has_the_number_of_its_attempt(stack: Stack, collector: Collector) -> None:
     async with stack.talk() as talk:
         caller = Traced(talk, collector)

@@ -87,8 +87,8 @@ async def replay(edited: ModuleType, recording: str) -> None:
         pytest.param(
             "9-inline-approved",
             "turn.py",
-            "            return await run_turn(request, self)",
-            "            await asyncio.sleep(1)\n            return await run_turn(request, self)",
+            "            end = await run_turn(request, self)",
+            "            await asyncio.sleep(1)\n            end = await run_turn(request, self)",
             id="a pause in an inline turn",
         ),
         pytest.param(

@@ -1,5 +1,6 @@
 import asyncio
 import contextlib
+import re
 import sqlite3
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from pathlib import Path
@@ -117,6 +118,15 @@ async def test_a_page_of_unsignalled_sessions_costs_a_page(file: Path) -> None:
     assert "INDEX sessions_by_status (status=? AND created_at<?)" in plan
     assert "SCAN sessions" not in plan
     assert "SCAN deliveries" not in plan
+
+
+@pytest.mark.usefixtures("store")
+async def test_a_backlog_is_counted_in_indexes(file: Path) -> None:
+    plan = explained(file, await ran(file, lambda store: store.attempts.backlog(10_000)))
+
+    # The last three are partial: they have nothing but what is counted.
+    for index in ("sessions_by_status", r"sessions_(by_owner_)?in_need", "inputs_open", "deliveries_(waiting|unheard)"):
+        assert re.search(f"USING (COVERING )?INDEX {index}", plan), plan
 
 
 @pytest.mark.usefixtures("store")
