@@ -4,14 +4,16 @@ from types import ModuleType
 
 import pytest
 
-from examples import approvals, long_job, newsroom, nightly, reports, shop, toolset
+from examples import approvals, desk, long_job, newsroom, nightly, reports, shop, toolset
 from perdure.testing import ScriptedModel, call, play
 
-PUBLIC = {"perdure", "perdure.errors", "perdure.testing"}
+PUBLIC = {"perdure", "perdure.client", "perdure.errors", "perdure.testing"}
 
 
 @pytest.mark.parametrize(
-    "example", [approvals, long_job, newsroom, nightly, reports, shop, toolset], ids=lambda module: module.__name__
+    "example",
+    [approvals, desk, long_job, newsroom, nightly, reports, shop, toolset],
+    ids=lambda module: module.__name__,
 )
 def test_an_example_imports_only_what_authors_may_import(example: ModuleType) -> None:
     code = Path(str(example.__file__)).read_text()
