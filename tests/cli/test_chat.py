@@ -189,7 +189,7 @@ def test_a_session_is_taken_up_again_with_its_last_messages(stack: Stack) -> Non
 
     with chat(stack, "--session", session_id) as third:
         third.shows("> say one").type("yes", prompt="answer> ").shows("\npaid\n")
-        third.type("/usage").shows("turns")
+        third.type("/usage").shows("tool calls")
 
 
 def test_a_turn_that_runs_is_watched_when_its_session_is_taken_up_again(stack: Stack) -> None:

@@ -91,6 +91,7 @@ def test_dev_with_a_chat_is_one_terminal(tmp_path: Path) -> None:
         terminal.shows("wait_seconds: Waited 2 seconds.").type("/quit")
 
         assert terminal.ends() == 0
+        assert "start `perdure dev` again" in terminal.screen
 
     log = (data / "logs" / "dev.log").read_text()
     assert "Perdure is ready." in log

@@ -47,7 +47,13 @@ def chat(
 
 
 def talk(
-    url: str, key: str | None = None, *, session: str | None = None, agent: str | None = None, history: int = 10
+    url: str,
+    key: str | None = None,
+    *,
+    session: str | None = None,
+    agent: str | None = None,
+    history: int = 10,
+    farewell: str = "The session goes on. To come back:",
 ) -> int:
     """Talk until the person leaves; the exit code."""
     from perdure.client import Client, ClientError
@@ -61,7 +67,8 @@ def talk(
         with Client(url, key=key, outage=None, on_outage=_Outages(screen)) as client:
             _greet(client, screen, agent if session is None else None, live=live)
             come_back = [] if url == _DEFAULT else ["--url", url]
-            chat = Chat(client, screen, Lines(screen, live=live), agent=agent, come_back=come_back)
+            lines = Lines(screen, live=live)
+            chat = Chat(client, screen, lines, agent=agent, come_back=come_back, farewell=farewell)
             if session is not None and not chat.resume(session, history):
                 return 0
             return chat.run()
@@ -138,7 +145,8 @@ def talk_beside_dev(words: Sequence[str], data_dir: Path, url: str) -> int:
             said = _since(log, begin).strip().splitlines() or ["It has ended."]
             typer.echo(said[-1], err=True)
             return 1
-        return talk(url, os.environ.get("PERDURE_KEY"))
+        farewell = "The session is kept. To come back, start `perdure dev` again, and then:"
+        return talk(url, os.environ.get("PERDURE_KEY"), farewell=farewell)
 
 
 def _since(log: Path, begin: int) -> str:

@@ -64,13 +64,21 @@ class Chat:
     """One chat in a terminal."""
 
     def __init__(
-        self, client: Client, screen: Screen, lines: Lines, *, agent: str | None, come_back: Sequence[str]
+        self,
+        client: Client,
+        screen: Screen,
+        lines: Lines,
+        *,
+        agent: str | None,
+        come_back: Sequence[str],
+        farewell: str,
     ) -> None:
         self._client = client
         self._screen = screen
         self._lines = lines
         self._session: Session = client.session(agent=agent)
         self._come_back = come_back
+        self._farewell = farewell
         self._open: list[Question] = []
         self._has_failed = False
 
@@ -88,7 +96,7 @@ class Chat:
             code = INTERRUPTED
         self._screen.fresh()
         if self._lines.live and self._session.id is not None:
-            self._screen.line(f"The session goes on. To come back: {self._command()}", "dim")
+            self._screen.line(f"{self._farewell} {self._command()}", "dim")
         return code or int(self._has_failed and not self._lines.live)
 
     # --- a session that was there before --------------------------------------------------------------------
@@ -386,9 +394,8 @@ class Chat:
             self._screen.line("The session has not begun.")
             return
         shown = self._client.show(self._session.id)
-        counts = [f"{count} {name}" for name, count in shown.get("counts", {}).items()]
-        used = [f"{count} {name}" for name, count in shown.get("usage", {}).items()]
-        self._screen.line(", ".join([*counts, *used]))
+        counts: Json = {**shown["counts"], **shown["usage"]}
+        self._screen.line(", ".join(f"{count:,} {_in_words(name)}" for name, count in counts.items()))
 
     def _show_session(self) -> None:
         self._screen.line(self._command() if self._session.id else "The session has not begun.")
@@ -402,6 +409,11 @@ def refusal(error: ClientError) -> str:
     if error.status is None and error.passing:
         return f"{error.message}. It is not known whether it was accepted." if error.key else f"{error.message}."
     return str(error)
+
+
+def _in_words(name: str) -> str:
+    """`toolCalls` as people write it."""
+    return "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in name)
 
 
 def _leave() -> None:
