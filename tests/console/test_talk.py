@@ -225,3 +225,19 @@ async def test_a_request_that_another_one_answers_stays_in_the_inbox_with_its_an
         await talk.http.post(f"/v1/inputs/{asked['requestId']}", json={"optionId": "approve"})
 
         await expect(card.get_by_text("Already answered by local-dev: approved")).to_be_visible(timeout=15_000)
+
+
+async def test_a_worker_that_dies_in_mid_text_leaves_one_text(make_stack: StackFactory) -> None:
+    stack = make_stack(provider=True, agents="tests.console.agents:tested")
+    async with console(stack.url) as tabs:
+        page = tabs.first
+        await start(page, "typist", "drip 60 words delay 30")
+        await expect(page.locator(".said.live .clipped")).to_contain_text("w10")
+
+        stack.workers[0].kill()
+        stack.start_worker()
+
+        await expect(page.locator(".turn-end")).to_have_count(1, timeout=60_000)
+        [text] = await page.locator(".said.agent .clipped").all_inner_texts()
+        assert text.split() == [f"w{number}" for number in range(60)]
+        assert "step.superseded" in {event["type"] for event in await _events(stack, _session_in(page))}

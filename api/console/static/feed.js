@@ -174,7 +174,7 @@ function openStep(events) {
 }
 
 /** The frames of server-sent events: their id, type and data. Comments are frames without all three. */
-export async function* frames(body) {
+async function* frames(body) {
   let rest = "";
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   try {

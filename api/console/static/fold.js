@@ -28,7 +28,7 @@ export function openRequests(state) {
   return Object.keys(state.requests).map((id) => requestOf(state, id)).filter((each) => each?.status === "open");
 }
 
-export function requestOf(state, id) {
+function requestOf(state, id) {
   const place = state.requests[id];
   return place && state.turns[place.turn]?.items.find((item) => item.key === place.key)?.request;
 }

@@ -1,5 +1,5 @@
 // The page: where one is, what is around it, the key, the keyboard.
-import { html, render, useCallback, useEffect, useMemo, useRef, useState } from "./html.js";
+import { html, render, useCallback, useEffect, useRef, useState } from "./html.js";
 import { hasKey, onUnauthorized, setKey } from "./api.js";
 import { Dialog } from "./parts.js";
 import { usePolled } from "./poll.js";
@@ -16,7 +16,7 @@ const THEMES = ["auto", "light", "dark"];
 const TABS = ["chat", "timeline", "events"];
 
 /** Where one is, from what is behind the `#` of the address. */
-export function placeOf(hash) {
+function placeOf(hash) {
   const [where, more = ""] = hash.replace(/^#\/?/, "").split("?");
   const [name = "", id = "", tab = ""] = where.split("/").map(decoded);
   const query = new URLSearchParams(more);

@@ -69,7 +69,7 @@ function asksPeople(session) {
 }
 
 /** Those that somebody has to help first, then those that ask, then the newest; each once, and as the filters say. */
-export function ordered(sessions, { agent, status, sought, since }) {
+function ordered(sessions, { agent, status, sought, since }) {
   const each = [...new Map(sessions.map((session) => [session.sessionId, session])).values()];
   const wanted = sought.toLowerCase();
   const texts = (session) => [session.sessionId, session.title ?? "", ...Object.entries(session.tags ?? {}).flat()];
