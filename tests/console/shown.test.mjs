@@ -6,7 +6,11 @@ import { ago, duration, oneLine, pretty, safeLink, sentenceOf, shown } from "../
 import { lines } from "../../api/console/static/timing.js";
 
 const second = (number) => new Date(Date.UTC(2026, 0, 1) + number * 1000).toISOString();
-const event = (index, type, data, at, deliveryIds) => ({ type, data, meta: { index, at: second(at), attempt: 1, deliveryIds } });
+const event = (index, type, data, at, deliveryIds) => ({
+  type,
+  data,
+  meta: { index, at: second(at), attempt: 1, deliveryIds },
+});
 const step = { sequence: 0, turnId: "turn_0", stepIndex: 0 };
 
 const STATE = fold(EMPTY, [
@@ -18,19 +22,48 @@ const STATE = fold(EMPTY, [
   event(5, "turn.completed", { sequence: 0, turnId: "turn_0" }, 21),
 ]);
 const attempt = (scope, number, from, to, more = {}) => ({
-  attemptId: `att_${scope}_${number}`, turnId: "turn_0", stepIndex: 0, scope, number, worker: "w", status: "succeeded",
-  startedAt: second(from), endedAt: to === null ? null : second(to), ...more,
+  attemptId: `att_${scope}_${number}`,
+  turnId: "turn_0",
+  stepIndex: 0,
+  scope,
+  number,
+  worker: "w",
+  status: "succeeded",
+  startedAt: second(from),
+  endedAt: to === null ? null : second(to),
+  ...more,
 });
 const seconds = (line) => (Date.parse(line.to) - Date.parse(line.from)) / 1000;
 
 test("a timeline has the wait, the model and the call, each with its own time", () => {
-  const attempts = [attempt("model", 2, 12, 14, { costUsdMicros: 40 }), attempt("model", 1, 10, 11, { status: "superseded", costUsdMicros: 2 }), attempt("call/c", 1, 15, 19)];
-  const delivery = { deliveryId: "dlv_1", kind: "message", status: "settled", acceptedAt: second(8), startedAt: second(10) };
+  const attempts = [
+    attempt("model", 2, 12, 14, { costUsdMicros: 40 }),
+    attempt("model", 1, 10, 11, { status: "superseded", costUsdMicros: 2 }),
+    attempt("call/c", 1, 15, 19),
+  ];
+  const delivery = {
+    deliveryId: "dlv_1",
+    kind: "message",
+    status: "settled",
+    acceptedAt: second(8),
+    startedAt: second(10),
+  };
 
   const [turn, queued, model, call] = lines(STATE, attempts, [delivery]);
 
-  assert.deepEqual([turn, queued, model, call].map((line) => [line.kind, seconds(line)]), [["turn", 11], ["queue", 2], ["model", 4], ["call", 4]]);
-  assert.deepEqual([model.retries, model.attempts.map((each) => each.number), model.cost, turn.cost], [1, [1, 2], 42, 42]);
+  assert.deepEqual(
+    [turn, queued, model, call].map((line) => [line.kind, seconds(line)]),
+    [
+      ["turn", 11],
+      ["queue", 2],
+      ["model", 4],
+      ["call", 4],
+    ],
+  );
+  assert.deepEqual(
+    [model.retries, model.attempts.map((each) => each.number), model.cost, turn.cost],
+    [1, [1, 2], 42, 42],
+  );
   assert.deepEqual(turn.usage, { input: 7, output: 3 });
   assert.equal(turn.scale.from, second(8));
 });
@@ -56,18 +89,37 @@ test("values of any depth and width are written, and cut", () => {
   let deep = 1;
   for (let depth = 0; depth < 10_000; depth += 1) deep = depth % 2 ? [deep] : { a: deep };
 
-  assert.deepEqual(JSON.parse(pretty({ a: [1, "x", null, { b: {} }], c: [] })), { a: [1, "x", null, { b: {} }], c: [] });
+  assert.deepEqual(JSON.parse(pretty({ a: [1, "x", null, { b: {} }], c: [] })), {
+    a: [1, "x", null, { b: {} }],
+    c: [],
+  });
   assert.ok(pretty(deep, 3_000).length < 4_000);
-  assert.ok(pretty(Array.from({ length: 1e6 }, () => 1), 3_000).length < 4_000);
+  assert.ok(
+    pretty(
+      Array.from({ length: 1e6 }, () => 1),
+      3_000,
+    ).length < 4_000,
+  );
   assert.equal(pretty(undefined), "null");
 });
 
 test("only links of the web are links", () => {
-  assert.deepEqual(["https://a.example/x", "javascript:alert(1)", "nonsense", null].map(safeLink), ["https://a.example/x", null, null, null]);
+  assert.deepEqual(["https://a.example/x", "javascript:alert(1)", "nonsense", null].map(safeLink), [
+    "https://a.example/x",
+    null,
+    null,
+    null,
+  ]);
 });
 
 test("times and sentences are short", () => {
-  assert.deepEqual([5, 1_500, 61_000, 7_200_000, null].map(duration), ["5 ms", "1.50 s", "1 min 1 s", "2 h 0 min", "–"]);
+  assert.deepEqual([5, 1_500, 61_000, 7_200_000, null].map(duration), [
+    "5 ms",
+    "1.50 s",
+    "1 min 1 s",
+    "2 h 0 min",
+    "–",
+  ]);
   assert.equal(ago(second(0), Date.parse(second(90))), "1 min");
   assert.doesNotMatch(sentenceOf("Approval of `pay` (inp_0a1b), since 2026-01-01T00:00:00.000Z."), /inp_|`|T00:00/);
 });

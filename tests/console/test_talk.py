@@ -208,7 +208,7 @@ async def test_what_nobody_works_at_says_so(make_stack: StackFactory) -> None:
         await expect(page.locator(".why")).to_contain_text("worker")
         await expect(page.get_by_text("Waits for a worker.")).to_be_visible()
         stack.start_worker()
-        await expect(page.get_by_text("You said: is anybody there")).to_be_visible(timeout=30_000)
+        await expect(page.get_by_text("You said: is anybody there")).to_be_visible()
         await expect(page.locator(".why")).to_have_count(0)
 
 
@@ -224,7 +224,7 @@ async def test_a_request_that_another_one_answers_stays_in_the_inbox_with_its_an
 
         await talk.http.post(f"/v1/inputs/{asked['requestId']}", json={"optionId": "approve"})
 
-        await expect(card.get_by_text("Already answered by local-dev: approved")).to_be_visible(timeout=15_000)
+        await expect(card.get_by_text("Already answered by local-dev: approved")).to_be_visible()
 
 
 async def test_a_worker_that_dies_in_mid_text_leaves_one_text(make_stack: StackFactory) -> None:
@@ -237,7 +237,7 @@ async def test_a_worker_that_dies_in_mid_text_leaves_one_text(make_stack: StackF
         stack.workers[0].kill()
         stack.start_worker()
 
-        await expect(page.locator(".turn-end")).to_have_count(1, timeout=60_000)
+        await expect(page.locator(".turn-end")).to_have_count(1)
         [text] = await page.locator(".said.agent .clipped").all_inner_texts()
         assert text.split() == [f"w{number}" for number in range(60)]
         assert "step.superseded" in {event["type"] for event in await _events(stack, _session_in(page))}

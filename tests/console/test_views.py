@@ -361,7 +361,7 @@ async def test_who_is_new_begins_with_a_session_and_keeps_what_they_write(tmp_pa
         await field.fill("half a sent")
 
         await api.create("of somebody else")
-        await expect(page.get_by_role("link", name="of somebody else")).to_be_visible(timeout=15_000)
+        await expect(page.get_by_role("link", name="of somebody else")).to_be_visible()
 
         await expect(field).to_have_value("half a sent")
         await page.get_by_role("button", name="Start").click()

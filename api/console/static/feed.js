@@ -44,7 +44,9 @@ export class Feed {
           loaded = true;
         }
         const began = Date.now();
-        ended = await this.live(() => { wait = FIRST_WAIT; });
+        ended = await this.live(() => {
+          wait = FIRST_WAIT;
+        });
         // A server that stops ends its streams politely; one that ends each at once gets no second request at once.
         if (!ended) this.connected({ kind: "reconnecting" });
         if (!ended && Date.now() - began < 1_000) await pause(1_000, this.stop.signal);
@@ -198,7 +200,8 @@ function frame(part) {
     else if (name in fields) fields[name] = value;
   }
   return {
-    id: fields.id === null ? null : Number(fields.id), type: fields.event,
+    id: fields.id === null ? null : Number(fields.id),
+    type: fields.event,
     data: fields.data === null ? null : JSON.parse(fields.data),
   };
 }
@@ -213,10 +216,14 @@ export function visible(signal) {
       resolve();
     };
     document.addEventListener("visibilitychange", look);
-    signal.addEventListener("abort", () => {
-      document.removeEventListener("visibilitychange", look);
-      reject(signal.reason);
-    }, { once: true });
+    signal.addEventListener(
+      "abort",
+      () => {
+        document.removeEventListener("visibilitychange", look);
+        reject(signal.reason);
+      },
+      { once: true },
+    );
     return undefined;
   });
 }

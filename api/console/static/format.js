@@ -13,7 +13,9 @@ export function shown(text) {
 }
 
 export function oneLine(text, most = 200) {
-  const line = shown(String(text ?? "").slice(0, most * 4)).replace(/\s+/g, " ").trim();
+  const line = shown(String(text ?? "").slice(0, most * 4))
+    .replace(/\s+/g, " ")
+    .trim();
   return line.length > most ? `${line.slice(0, most - 1)}…` : line;
 }
 
@@ -74,7 +76,10 @@ export function moment(at) {
 /** A sentence of the API with times as people here write them, and without the ids of requests, which are beside it. */
 export function sentenceOf(text) {
   const times = /\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z/g;
-  return oneLine(text, 500).replace(/ \(inp_[0-9a-f]+\)/g, "").replace(times, (at) => moment(at)).replaceAll("`", "");
+  return oneLine(text, 500)
+    .replace(/ \(inp_[0-9a-f]+\)/g, "")
+    .replace(times, (at) => moment(at))
+    .replaceAll("`", "");
 }
 
 /** JSON with line breaks, of at most so many characters. It keeps a stack of its own: values may be nested deeply. */

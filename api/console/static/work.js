@@ -2,7 +2,10 @@
 import { ApiError, get, path, post } from "./api.js";
 
 export const MODES = {
-  followup: "after this turn", collect: "together with what waits", steer: "into this turn", interrupt: "instead of this turn",
+  followup: "after this turn",
+  collect: "together with what waits",
+  steer: "into this turn",
+  interrupt: "instead of this turn",
 };
 
 export function newKey() {
@@ -49,10 +52,15 @@ export async function agents() {
   } catch (error) {
     if (!error.noRoute) throw error;
     const { agent, tools, subagents } = await get("eve/v1/info");
-    return [{
-      name: agent.name, description: agent.description, model: agent.model.id, alone: true,
-      tools: tools.available.map((tool) => ({ ...tool, approval: tool.requiresApproval })),
-      subagents: subagents.local.map((each) => each.name),
-    }];
+    return [
+      {
+        name: agent.name,
+        description: agent.description,
+        model: agent.model.id,
+        alone: true,
+        tools: tools.available.map((tool) => ({ ...tool, approval: tool.requiresApproval })),
+        subagents: subagents.local.map((each) => each.name),
+      },
+    ];
   }
 }
