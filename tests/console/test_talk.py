@@ -109,6 +109,20 @@ async def test_arguments_are_changed_and_a_denial_has_its_reason(desk: Stack) ->
         await expect(page.get_by_text("Reason: not yet", exact=True)).to_be_visible()
 
 
+async def test_long_numbers_are_approved_with_all_their_digits(desk: Stack) -> None:
+    async with desk.talk() as talk, console(desk.url) as tabs:
+        page, number = tabs.first, 1234567890123456789
+        await talk.create(f'use refund {{"order": {number}, "amount": 1}}')
+        await talk.until_boundary()
+        await page.goto(f"{desk.url}/#/sessions/{talk.session_id}")
+        await expect(page.locator(".ask .arguments")).to_contain_text(f'"order": {number},')
+
+        await page.get_by_role("button", name="Change arguments").click()
+        await page.get_by_role("button", name="Approve as changed").click()
+
+        await expect(page.get_by_text(f"Refunded 1.00 EUR for order {number}.").first).to_be_visible()
+
+
 async def test_a_question_is_answered_by_an_option_and_in_words(desk: Stack) -> None:
     async with desk.talk() as talk, console(desk.url) as tabs:
         page = tabs.first

@@ -1,5 +1,7 @@
 // Calls of the public API, with the key of the user. The key is in this tab only: no cookie, no URL, no other storage.
 
+import { parse } from "./format.js";
+
 const KEY = "perdure.key";
 const PATIENCE = 30_000;
 const ROOT = new URL(".", document.baseURI);
@@ -45,12 +47,12 @@ export function path(strings, ...values) {
 }
 
 export async function get(where, { query, signal, timeout } = {}) {
-  return (await answer(where, { query, signal, timeout })).json();
+  return parse(await (await answer(where, { query, signal, timeout })).text());
 }
 
 export async function post(where, body, { headers, method = "POST" } = {}) {
   const answered = await answer(where, { method, body: JSON.stringify(body ?? {}), headers });
-  return answered.json();
+  return parse(await answered.text());
 }
 
 export async function answer(where, { query, signal, timeout = PATIENCE, ...options } = {}) {

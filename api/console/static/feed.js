@@ -1,6 +1,7 @@
 // One session, live: its history by pages, then its stream, folded. It reconnects from the last index by itself.
 import { ApiError, answer, open, path } from "./api.js";
 import { EMPTY, PIECES, fold } from "./fold.js";
+import { parse } from "./format.js";
 
 const PAGE = 1000;
 /** Of a longer history only the last events are loaded. */
@@ -80,7 +81,7 @@ export class Feed {
         after = this.left = tail - MOST;
         continue;
       }
-      const page = await response.json();
+      const page = parse(await response.text());
       held.push(...page.events);
       more = page.hasMore && page.events.length > 0;
       const open = more ? held.findLastIndex((event) => event.type === "step.started") : openStep(held);
@@ -202,7 +203,7 @@ function frame(part) {
   return {
     id: fields.id === null ? null : Number(fields.id),
     type: fields.event,
-    data: fields.data === null ? null : JSON.parse(fields.data),
+    data: fields.data === null ? null : parse(fields.data),
   };
 }
 

@@ -498,7 +498,8 @@ function table(entries = {}) {
 }
 
 function text(value) {
-  return typeof value === "string" ? value : value === null || value === undefined ? "" : String(value);
+  if (value === null || value === undefined) return "";
+  return typeof value === "object" ? JSON.stringify(value) : String(value);
 }
 
 function list(value) {

@@ -13,7 +13,8 @@ export function shown(text) {
 }
 
 export function oneLine(text, most = 200) {
-  const line = shown(String(text ?? "").slice(0, most * 4))
+  const said = typeof text === "object" && text !== null ? JSON.stringify(text) : String(text ?? "");
+  const line = shown(said.slice(0, most * 4))
     .replace(/\s+/g, " ")
     .trim();
   return line.length > most ? `${line.slice(0, most - 1)}…` : line;
@@ -82,6 +83,17 @@ export function sentenceOf(text) {
     .replaceAll("`", "");
 }
 
+/**
+ * The value of a JSON text, in which long numbers keep all their digits: a number of an account must not be shown, or
+ * sent back, as another one.
+ */
+export function parse(text) {
+  if (!JSON.rawJSON || !/\d{16}/.test(text)) return JSON.parse(text);
+  const exact = (_, value, { source }) =>
+    typeof value === "number" && source.replace(/\D/g, "").length > 15 ? JSON.rawJSON(source) : value;
+  return JSON.parse(text, exact);
+}
+
 /** JSON with line breaks, of at most so many characters. It keeps a stack of its own: values may be nested deeply. */
 export function pretty(value, most = 1_000_000) {
   if (typeof value === "string") return value;
@@ -101,7 +113,7 @@ export function pretty(value, most = 1_000_000) {
   const leaf = (item) => write(JSON.stringify(item) ?? "null");
   const stack = [];
   const enter = (item, depth) => {
-    if (item === null || typeof item !== "object") return leaf(item);
+    if (item === null || typeof item !== "object" || JSON.isRawJSON?.(item)) return leaf(item);
     const frame = open(item, depth);
     if (frame) stack.push(frame);
     return undefined;

@@ -1,7 +1,7 @@
 // A request to people: approve or deny a call, change its arguments, choose an option, write an answer.
 import { html, useRef, useState } from "../html.js";
 import { sentence } from "../api.js";
-import { clock, duration, millis, moment, oneLine, pretty, shown } from "../format.js";
+import { clock, duration, millis, moment, oneLine, parse, pretty, shown } from "../format.js";
 import { Clipped, Folded, Json } from "../parts.js";
 import { newKey, respond } from "../work.js";
 
@@ -22,9 +22,9 @@ export function Ask({ request, onDone }) {
 
   const send = async (answer) => {
     setError(null);
-    if (draft.editing) {
+    if (draft.editing && answer.optionId === "approve") {
       try {
-        answer.arguments = JSON.parse(draft.arguments);
+        answer.arguments = parse(draft.arguments);
       } catch (wrong) {
         return setError(`These arguments are not JSON: ${wrong.message}`);
       }
