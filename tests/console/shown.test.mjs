@@ -80,7 +80,9 @@ test("what still runs has no end", () => {
   assert.equal(running.to, null);
 });
 
-test("characters that reorder text are shown as what they are", () => {
+test("characters that reorder text, or that nobody sees, are shown as what they are", () => {
+  assert.equal(shown("a\u200bb\u0000\u001b[1m\u{e0041}"), "a⟪U+200B⟫b⟪U+0⟫⟪U+1B⟫[1m⟪U+E0041⟫");
+  assert.equal(shown("tab\tline\r\nمرحبا\u200f 👩‍🚀"), "tab\tline\r\nمرحبا\u200f 👩‍🚀");
   assert.equal(shown("a\u202eb\u2066c"), "a⟪U+202E⟫b⟪U+2066⟫c");
   assert.equal(oneLine("a\n\n b\u202e"), "a b⟪U+202E⟫");
 });

@@ -4,12 +4,15 @@ const TIME = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-di
 const DAY = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
 const COUNT = new Intl.NumberFormat();
 
-// Characters that reorder what is beside them: an approval must not read otherwise than it is.
-const REORDERING = /[\u202a-\u202e\u2066-\u2069]/g;
+// Characters that reorder what is beside them, or that nobody sees: an approval must not read otherwise than it is.
+const CONTROLS = "\\u0000-\\u0008\\u000b\\u000c\\u000e-\\u001f\\u007f-\\u009f";
+const INVISIBLE = "\\u200b\\u2060-\\u2064\\ufeff\\u{e0000}-\\u{e007f}";
+const REORDERING = "\\u202a-\\u202e\\u2066-\\u2069";
+const MISLEADING = new RegExp(`[${CONTROLS}${INVISIBLE}${REORDERING}]`, "gu");
 
-/** The text with reordering characters as what they are. */
+/** The text with such characters as what they are. */
 export function shown(text) {
-  return String(text).replace(REORDERING, (each) => `⟪U+${each.codePointAt(0).toString(16).toUpperCase()}⟫`);
+  return String(text).replace(MISLEADING, (each) => `⟪U+${each.codePointAt(0).toString(16).toUpperCase()}⟫`);
 }
 
 export function oneLine(text, most = 200) {

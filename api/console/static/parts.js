@@ -12,7 +12,7 @@ export function Clipped({ text, most = CLIP, mono = false }) {
   const [seen, setSeen] = useState(most);
   const whole = text.length <= seen;
   const part = whole ? text : text.slice(0, seen);
-  return html`<div class=${mono ? "clipped mono" : "clipped"} dir="auto">${shown(part)}${
+  return html`<div class=${mono ? "clipped mono" : "clipped"} dir=${mono ? "ltr" : "auto"}>${shown(part)}${
     !whole &&
     html`<span class="more">…
     <button type="button" class="link" onClick=${() => setSeen(seen + CHUNK)}>Show more
