@@ -165,11 +165,16 @@ async def test_it_is_used_with_the_keyboard_alone(desk: Stack) -> None:
         await expect(page.get_by_role("heading", name="Agents")).to_be_visible()
 
 
-async def test_a_turn_is_stopped(desk: Stack) -> None:
+async def test_a_waiting_message_is_taken_back_and_a_turn_is_stopped(desk: Stack) -> None:
     async with console(desk.url) as tabs:
         page = tabs.first
         await start(page, "helpdesk", 'use wait {"seconds": 60}')
         await expect(page.get_by_text("Runs wait.")).to_be_visible()
+        await page.get_by_label("Message", exact=True).fill("and then this")
+        await page.keyboard.press("Enter")
+        await page.get_by_role("button", name="Take back").click()
+        await expect(page.get_by_text("A message was not read (withdrawn)")).to_be_visible()
+        await expect(page.get_by_text("and then this")).to_have_count(0)
 
         await page.get_by_role("button", name="Stop").click()
 

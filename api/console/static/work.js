@@ -1,5 +1,5 @@
 // What the console does to sessions. Each request that changes something has a key: repeated, it counts once.
-import { ApiError, get, path, post } from "./api.js";
+import { ApiError, answer, get, path, post } from "./api.js";
 
 export const MODES = {
   followup: "after this turn",
@@ -26,6 +26,11 @@ export function say(agent, sessionId, message, mode, key) {
 
 export function cancel(sessionId) {
   return post(path`eve/v1/session/${sessionId}/cancel`, {});
+}
+
+/** Take back a message that no turn has read. */
+export async function withdraw(deliveryId) {
+  await answer(path`v1/deliveries/${deliveryId}`, { method: "DELETE" });
 }
 
 export function requeue(sessionId, turnId) {

@@ -4,7 +4,7 @@ import { sentence } from "../api.js";
 import { clock, count, duration, millis, moment, oneLine, pretty } from "../format.js";
 import { Clipped, Folded, Json } from "../parts.js";
 import { Rows } from "../rows.js";
-import { MODES, cancel, newKey, say } from "../work.js";
+import { MODES, cancel, newKey, say, withdraw } from "../work.js";
 import { Ask } from "./ask.js";
 
 const rowsOf = new WeakMap();
@@ -57,8 +57,7 @@ function Row(row) {
       return html`<article class="said user"><h2 class="who">You <time title=${moment(row.at)}>${clock(row.at)}
         </time></h2><${Clipped} text=${row.text} /></article>`;
     case "pending":
-      return html`<article class="said user waits"><h2 class="who">You <span class="dim">waits to be read</span></h2>
-        <${Clipped} text=${row.text} /></article>`;
+      return html`<${Waiting} message=${row} />`;
     case "reply":
       return html`<article class="said agent ${row.done ? "" : "live"}"><h2 class="who">Agent <time
         title=${moment(row.at)}>${clock(row.at)}</time></h2><${Clipped} text=${row.text} /></article>`;
@@ -77,6 +76,24 @@ function Row(row) {
     default:
       return null;
   }
+}
+
+/** A message that no turn has read so far: it can be taken back. */
+function Waiting({ message }) {
+  const [said, say] = useState("waits to be read");
+  const back = async () => {
+    try {
+      await withdraw(message.key);
+      say("is taken back");
+    } catch (error) {
+      say(error.code === "delivery_taken" ? "is being read" : sentence(error, "This message"));
+    }
+  };
+  return html`<article class="said user waits">
+    <h2 class="who">You <span role="status">${said}</span>
+      <button type="button" class="link" onClick=${back}>Take back</button></h2>
+    <${Clipped} text=${message.text} />
+  </article>`;
 }
 
 function TurnEnd({ row }) {
@@ -146,7 +163,8 @@ function doing(state, feed, session) {
       .map((call) => oneLine(call.tool, 40))
       .slice(0, 3)
       .join(", ")}.`;
-  return "Asks the model.";
+  const writes = state.turns.at(-1)?.items.some((item) => item.done === false);
+  return writes ? "The model answers." : "Asks the model.";
 }
 
 // What was typed is kept while another session is shown.
