@@ -84,9 +84,12 @@ export class Feed {
       const page = parse(await response.text());
       held.push(...page.events);
       more = page.hasMore && page.events.length > 0;
-      const open = more ? held.findLastIndex((event) => event.type === "step.started") : openStep(held);
-      const ready = open < 0 ? held : held.slice(0, open + 1);
-      held = open < 0 ? [] : held.slice(open + 1);
+      // The last step of a page may be the one that has not ended: it is looked at with the next page.
+      const last = held.findLastIndex((event) => event.type === "step.started");
+      const open = openStep(held);
+      const until = more && last >= 0 ? last : open >= 0 ? open + 1 : held.length;
+      const ready = held.slice(0, until);
+      held = held.slice(until);
       after = page.events.at(-1)?.meta.index ?? after;
       this.head = Math.max(this.head, tail + 1);
       this.take(ready);
