@@ -4,9 +4,13 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from playwright.async_api import ConsoleMessage, Page
+from playwright.async_api import ConsoleMessage, Page, expect
 
 from tests.support.browser import browsing
+from tests.support.processes import PATIENCE
+
+# Beside the other tests a browser may get a small part of a processor.
+expect.set_options(timeout=1_000 * PATIENCE)
 
 #: What a browser says of each answer that is no success. That the API refuses something is no fault of the page.
 _ANSWERS = "Failed to load resource"
@@ -46,7 +50,7 @@ async def console(url: str, place: str = "") -> AsyncGenerator[Tabs]:
     async with browsing() as page:
         complaints = Complaints()
         complaints.of(page)
-        page.set_default_timeout(20_000)
+        page.set_default_timeout(1_000 * PATIENCE)
         await page.set_viewport_size({"width": 1280, "height": 800})
         await page.goto(f"{url}/{place}")
         yield Tabs(page, complaints)

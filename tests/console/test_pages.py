@@ -88,6 +88,9 @@ def test_the_files_name_each_other_and_nothing_outside() -> None:
     sources = {path: path.read_text() for path in STATIC.rglob("*.js")}
 
     assert not re.search(r"<script(?![^>]*\bsrc=)|\son\w+=|\sstyle=", page)
+    # A browser asks for all modules at once, and not for one after the other as they name each other.
+    preloaded = set(re.findall(r'modulepreload" href="console/{build}/([^"]+)"', page))
+    assert preloaded == {str(path.relative_to(STATIC)) for path in sources} - {"main.js"}
     for path, source in sources.items():
         for imported in re.findall(r'^(?:import|export)\b[^;]*?from\s*"([^"]+)"', source, re.MULTILINE):
             assert (path.parent / imported).resolve() in {each.resolve() for each in sources}, (path, imported)

@@ -109,6 +109,20 @@ async def test_arguments_are_changed_and_a_denial_has_its_reason(desk: Stack) ->
         await expect(page.get_by_text("Reason: not yet", exact=True)).to_be_visible()
 
 
+async def test_long_numbers_are_approved_with_all_their_digits(desk: Stack) -> None:
+    async with desk.talk() as talk, console(desk.url) as tabs:
+        page, number = tabs.first, 1234567890123456789
+        await talk.create(f'use refund {{"order": {number}, "amount": 1}}')
+        await talk.until_boundary()
+        await page.goto(f"{desk.url}/#/sessions/{talk.session_id}")
+        await expect(page.locator(".ask .arguments")).to_contain_text(f'"order": {number},')
+
+        await page.get_by_role("button", name="Change arguments").click()
+        await page.get_by_role("button", name="Approve as changed").click()
+
+        await expect(page.get_by_text(f"Refunded 1.00 EUR for order {number}.").first).to_be_visible()
+
+
 async def test_a_question_is_answered_by_an_option_and_in_words(desk: Stack) -> None:
     async with desk.talk() as talk, console(desk.url) as tabs:
         page = tabs.first
@@ -151,11 +165,16 @@ async def test_it_is_used_with_the_keyboard_alone(desk: Stack) -> None:
         await expect(page.get_by_role("heading", name="Agents")).to_be_visible()
 
 
-async def test_a_turn_is_stopped(desk: Stack) -> None:
+async def test_a_waiting_message_is_taken_back_and_a_turn_is_stopped(desk: Stack) -> None:
     async with console(desk.url) as tabs:
         page = tabs.first
         await start(page, "helpdesk", 'use wait {"seconds": 60}')
         await expect(page.get_by_text("Runs wait.")).to_be_visible()
+        await page.get_by_label("Message", exact=True).fill("and then this")
+        await page.keyboard.press("Enter")
+        await page.get_by_role("button", name="Take back").click()
+        await expect(page.get_by_text("A message was not read (withdrawn)")).to_be_visible()
+        await expect(page.get_by_text("and then this")).to_have_count(0)
 
         await page.get_by_role("button", name="Stop").click()
 
@@ -208,7 +227,7 @@ async def test_what_nobody_works_at_says_so(make_stack: StackFactory) -> None:
         await expect(page.locator(".why")).to_contain_text("worker")
         await expect(page.get_by_text("Waits for a worker.")).to_be_visible()
         stack.start_worker()
-        await expect(page.get_by_text("You said: is anybody there")).to_be_visible(timeout=30_000)
+        await expect(page.get_by_text("You said: is anybody there")).to_be_visible()
         await expect(page.locator(".why")).to_have_count(0)
 
 
@@ -224,4 +243,20 @@ async def test_a_request_that_another_one_answers_stays_in_the_inbox_with_its_an
 
         await talk.http.post(f"/v1/inputs/{asked['requestId']}", json={"optionId": "approve"})
 
-        await expect(card.get_by_text("Already answered by local-dev: approved")).to_be_visible(timeout=15_000)
+        await expect(card.get_by_text("Already answered by local-dev: approved")).to_be_visible()
+
+
+async def test_a_worker_that_dies_in_mid_text_leaves_one_text(make_stack: StackFactory) -> None:
+    stack = make_stack(provider=True, agents="tests.console.agents:tested")
+    async with console(stack.url) as tabs:
+        page = tabs.first
+        await start(page, "typist", "drip 60 words delay 30")
+        await expect(page.locator(".said.live .clipped")).to_contain_text("w10")
+
+        stack.workers[0].kill()
+        stack.start_worker()
+
+        await expect(page.locator(".turn-end")).to_have_count(1)
+        [text] = await page.locator(".said.agent .clipped").all_inner_texts()
+        assert text.split() == [f"w{number}" for number in range(60)]
+        assert "step.superseded" in {event["type"] for event in await _events(stack, _session_in(page))}

@@ -1,5 +1,7 @@
 // Calls of the public API, with the key of the user. The key is in this tab only: no cookie, no URL, no other storage.
 
+import { parse } from "./format.js";
+
 const KEY = "perdure.key";
 const PATIENCE = 30_000;
 const ROOT = new URL(".", document.baseURI);
@@ -10,7 +12,7 @@ let key = read();
 /** What the API has answered instead of a result; `status` 0 when it has not answered. */
 export class ApiError extends Error {
   constructor(status, body = {}, retryAfter = null) {
-    super(typeof body.error === "string" ? body.error : body.message ?? `HTTP ${status}`);
+    super(typeof body.error === "string" ? body.error : (body.message ?? `HTTP ${status}`));
     this.status = status;
     this.code = body.code ?? body.error?.type ?? null;
     this.body = body;
@@ -45,17 +47,21 @@ export function path(strings, ...values) {
 }
 
 export async function get(where, { query, signal, timeout } = {}) {
-  return (await answer(where, { query, signal, timeout })).json();
+  return parse(await (await answer(where, { query, signal, timeout })).text());
 }
 
 export async function post(where, body, { headers, method = "POST" } = {}) {
   const answered = await answer(where, { method, body: JSON.stringify(body ?? {}), headers });
-  return answered.json();
+  return parse(await answered.text());
 }
 
 export async function answer(where, { query, signal, timeout = PATIENCE, ...options } = {}) {
   const patience = AbortSignal.timeout(timeout);
-  const response = await open(where, { query, ...options, signal: signal ? AbortSignal.any([signal, patience]) : patience });
+  const response = await open(where, {
+    query,
+    ...options,
+    signal: signal ? AbortSignal.any([signal, patience]) : patience,
+  });
   return response;
 }
 
@@ -71,7 +77,13 @@ export async function open(where, { query, signal, method = "GET", body, headers
   let response;
   try {
     response = await fetch(url, {
-      method, body, headers: sent, signal, credentials: "omit", cache: "no-store", redirect: "error",
+      method,
+      body,
+      headers: sent,
+      signal,
+      credentials: "omit",
+      cache: "no-store",
+      redirect: "error",
     });
   } catch (error) {
     if (signal?.aborted && signal.reason?.name !== "TimeoutError") throw error;
@@ -95,18 +107,29 @@ async function refusal(response) {
 /** Why something is not shown, in one sentence. */
 export function sentence(error, what = "This") {
   // A connection that breaks off in a body, or takes too long; and a proxy that answers with a page of its own.
-  if (error instanceof TypeError || error?.name === "TimeoutError") return "The API does not answer; the console tries again.";
+  if (error instanceof TypeError || error?.name === "TimeoutError")
+    return "The API does not answer; the console tries again.";
   if (error instanceof SyntaxError) return "What answers is not this API: there may be a proxy before it.";
   if (!(error instanceof ApiError)) return `${what} cannot be shown: ${error?.message ?? error}`;
   switch (error.status) {
-    case 0: return "The API does not answer; the console tries again.";
-    case 401: return "The API wants a key.";
-    case 403: return `${what} is not for this key: the API shows it to operators only.`;
-    case 404: return error.noRoute ? `${what} is not in this API: it is older than the console.` : `${what} does not exist, or belongs to another caller.`;
-    case 410: return `${what} was deleted.`;
-    case 429: return "Too much waits there; try again in a moment.";
-    case 503: return "The API cannot reach its store or Temporal; the console tries again.";
-    default: return error.message;
+    case 0:
+      return "The API does not answer; the console tries again.";
+    case 401:
+      return "The API wants a key.";
+    case 403:
+      return `${what} is not for this key: the API shows it to operators only.`;
+    case 404:
+      return error.noRoute
+        ? `${what} is not in this API: it is older than the console.`
+        : `${what} does not exist, or belongs to another caller.`;
+    case 410:
+      return `${what} was deleted.`;
+    case 429:
+      return "Too much waits there; try again in a moment.";
+    case 503:
+      return "The API cannot reach its store or Temporal; the console tries again.";
+    default:
+      return error.message;
   }
 }
 

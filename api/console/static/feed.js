@@ -1,6 +1,7 @@
 // One session, live: its history by pages, then its stream, folded. It reconnects from the last index by itself.
 import { ApiError, answer, open, path } from "./api.js";
 import { EMPTY, PIECES, fold } from "./fold.js";
+import { parse } from "./format.js";
 
 const PAGE = 1000;
 /** Of a longer history only the last events are loaded. */
@@ -44,7 +45,9 @@ export class Feed {
           loaded = true;
         }
         const began = Date.now();
-        ended = await this.live(() => { wait = FIRST_WAIT; });
+        ended = await this.live(() => {
+          wait = FIRST_WAIT;
+        });
         // A server that stops ends its streams politely; one that ends each at once gets no second request at once.
         if (!ended) this.connected({ kind: "reconnecting" });
         if (!ended && Date.now() - began < 1_000) await pause(1_000, this.stop.signal);
@@ -78,12 +81,15 @@ export class Feed {
         after = this.left = tail - MOST;
         continue;
       }
-      const page = await response.json();
+      const page = parse(await response.text());
       held.push(...page.events);
       more = page.hasMore && page.events.length > 0;
-      const open = more ? held.findLastIndex((event) => event.type === "step.started") : openStep(held);
-      const ready = open < 0 ? held : held.slice(0, open + 1);
-      held = open < 0 ? [] : held.slice(open + 1);
+      // The last step of a page may be the one that has not ended: it is looked at with the next page.
+      const last = held.findLastIndex((event) => event.type === "step.started");
+      const open = openStep(held);
+      const until = more && last >= 0 ? last : open >= 0 ? open + 1 : held.length;
+      const ready = held.slice(0, until);
+      held = held.slice(until);
       after = page.events.at(-1)?.meta.index ?? after;
       this.head = Math.max(this.head, tail + 1);
       this.take(ready);
@@ -174,7 +180,7 @@ function openStep(events) {
 }
 
 /** The frames of server-sent events: their id, type and data. Comments are frames without all three. */
-export async function* frames(body) {
+async function* frames(body) {
   let rest = "";
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   try {
@@ -198,8 +204,9 @@ function frame(part) {
     else if (name in fields) fields[name] = value;
   }
   return {
-    id: fields.id === null ? null : Number(fields.id), type: fields.event,
-    data: fields.data === null ? null : JSON.parse(fields.data),
+    id: fields.id === null ? null : Number(fields.id),
+    type: fields.event,
+    data: fields.data === null ? null : parse(fields.data),
   };
 }
 
@@ -213,10 +220,14 @@ export function visible(signal) {
       resolve();
     };
     document.addEventListener("visibilitychange", look);
-    signal.addEventListener("abort", () => {
-      document.removeEventListener("visibilitychange", look);
-      reject(signal.reason);
-    }, { once: true });
+    signal.addEventListener(
+      "abort",
+      () => {
+        document.removeEventListener("visibilitychange", look);
+        reject(signal.reason);
+      },
+      { once: true },
+    );
     return undefined;
   });
 }

@@ -8,8 +8,20 @@ const ENDS = { "turn.completed": "completed", "turn.failed": "failed", "turn.can
 export const PIECES = ["message.appended", "reasoning.appended", "action.input.appended"];
 
 export const EMPTY = Object.freeze({
-  last: -1, agent: null, model: null, status: "starting", error: null, attention: null, cancelling: null, plan: null,
-  turns: [], places: table(), calls: table(), requests: table(), read: table(), usage: { inputTokens: 0, outputTokens: 0 },
+  last: -1,
+  agent: null,
+  model: null,
+  status: "starting",
+  error: null,
+  attention: null,
+  cancelling: null,
+  plan: null,
+  turns: [],
+  places: table(),
+  calls: table(),
+  requests: table(),
+  read: table(),
+  usage: { inputTokens: 0, outputTokens: 0 },
 });
 
 export function fold(state, events) {
@@ -25,10 +37,12 @@ export function fold(state, events) {
 
 /** The requests that are open, oldest first. */
 export function openRequests(state) {
-  return Object.keys(state.requests).map((id) => requestOf(state, id)).filter((each) => each?.status === "open");
+  return Object.keys(state.requests)
+    .map((id) => requestOf(state, id))
+    .filter((each) => each?.status === "open");
 }
 
-export function requestOf(state, id) {
+function requestOf(state, id) {
   const place = state.requests[id];
   return place && state.turns[place.turn]?.items.find((item) => item.key === place.key)?.request;
 }
@@ -67,8 +81,10 @@ class Draft {
 
   session(type, data) {
     switch (type) {
-      case "session.waiting": return this.set({ status: "waiting", cancelling: null });
-      case "session.completed": return this.end("completed", null);
+      case "session.waiting":
+        return this.set({ status: "waiting", cancelling: null });
+      case "session.completed":
+        return this.end("completed", null);
       case "session.failed":
         this.end("failed", { code: data.code, message: data.message });
         return this.notice("bad", `The session has failed: ${text(data.message) || text(data.code)}`);
@@ -78,12 +94,18 @@ class Draft {
       case "session.recovered":
         this.set({ attention: null });
         return this.notice("good", `The session continues (${text(data.code)}).`);
-      case "session.reset": return this.notice("note", "Later prompts leave out what was before.");
-      case "session.forked": return this.notice("note", `A fork of ${text(data.parent?.sessionId)}.`);
-      case "session.imported": return this.notice("note", `Imported, with ${text(data.turns)} turns.`);
-      case "session.rebuilt": return this.notice("note", `Rebuilt from the store (${text(data.reason)}).`);
-      case "session.rolled_back": return this.notice("note", `Rolled back to ${text(data.name ?? data.checkpointId)}.`);
-      default: return undefined;
+      case "session.reset":
+        return this.notice("note", "Later prompts leave out what was before.");
+      case "session.forked":
+        return this.notice("note", `A fork of ${text(data.parent?.sessionId)}.`);
+      case "session.imported":
+        return this.notice("note", `Imported, with ${text(data.turns)} turns.`);
+      case "session.rebuilt":
+        return this.notice("note", `Rebuilt from the store (${text(data.reason)}).`);
+      case "session.rolled_back":
+        return this.notice("note", `Rolled back to ${text(data.name ?? data.checkpointId)}.`);
+      default:
+        return undefined;
     }
   }
 
@@ -126,14 +148,19 @@ class Draft {
     const { at, attempt } = this.event;
     const number = data.stepIndex ?? 0;
     switch (type) {
-      case "step.started": return this.stepOf(number, { startedAt: at, attempt });
+      case "step.started":
+        return this.stepOf(number, { startedAt: at, attempt });
       case "step.completed":
         this.count(data.usage);
         return this.stepOf(number, { endedAt: at, usage: data.usage, finishReason: data.finishReason });
-      case "step.failed": return this.stepOf(number, { endedAt: at, failure: data });
-      case "step.superseded": return this.retract(number, data);
-      case "step.recovered": return this.stepOf(number, { attempt: data.attempt ?? attempt });
-      default: return undefined;
+      case "step.failed":
+        return this.stepOf(number, { endedAt: at, failure: data });
+      case "step.superseded":
+        return this.retract(number, data);
+      case "step.recovered":
+        return this.stepOf(number, { attempt: data.attempt ?? attempt });
+      default:
+        return undefined;
     }
   }
 
@@ -153,7 +180,8 @@ class Draft {
     const { inputTokens, outputTokens } = this.state.usage;
     this.set({
       usage: {
-        inputTokens: inputTokens + (usage.inputTokens ?? 0), outputTokens: outputTokens + (usage.outputTokens ?? 0),
+        inputTokens: inputTokens + (usage.inputTokens ?? 0),
+        outputTokens: outputTokens + (usage.outputTokens ?? 0),
       },
     });
   }
@@ -172,13 +200,18 @@ class Draft {
       const whole = data[field];
       // A reply that only calls tools says nothing.
       if (!whole && !known) return undefined;
-      const said = typeof whole === "string" ? whole : known?.text ?? "";
+      const said = typeof whole === "string" ? whole : (known?.text ?? "");
       return this.put({ kind: of, key, text: said, done: true, finishReason: data.finishReason });
     }
     if (!type.endsWith(".appended")) return undefined;
     const sofar = data[`${field}SoFar`];
     const delta = text(data[`${field}Delta`]);
-    return this.put({ kind: of, key, text: typeof sofar === "string" ? sofar : (known?.text ?? "") + delta, done: false });
+    return this.put({
+      kind: of,
+      key,
+      text: typeof sofar === "string" ? sofar : (known?.text ?? "") + delta,
+      done: false,
+    });
   }
 
   // --- calls and requests
@@ -194,7 +227,11 @@ class Draft {
       for (const action of list(data.actions)) {
         const tool = text(action.toolName ?? action.subagentName ?? action.remoteAgentName ?? action.name);
         this.putCall(action.callId, {
-          tool, input: action.input, status: "running", startedAt: this.event.at, inputText: "",
+          tool,
+          input: action.input,
+          status: "running",
+          startedAt: this.event.at,
+          inputText: "",
           child: action.kind === "subagent-call" || action.kind === "remote-agent-call",
         });
       }
@@ -208,8 +245,12 @@ class Draft {
     const { result = {}, status, error } = data;
     const known = this.call(result.callId);
     this.putCall(result.callId, {
-      tool: text(result.toolName ?? result.subagentName) || known?.tool || "", output: result.output, status,
-      error: error ?? null, endedAt: this.event.at, startedAt: known?.startedAt ?? this.event.at,
+      tool: text(result.toolName ?? result.subagentName) || known?.tool || "",
+      output: result.output,
+      status,
+      error: error ?? null,
+      endedAt: this.event.at,
+      startedAt: known?.startedAt ?? this.event.at,
     });
   }
 
@@ -219,10 +260,15 @@ class Draft {
         for (const request of list(data.requests)) this.request(request, data.details?.[request.requestId] ?? {});
         return undefined;
       case "input.resolved":
-        return this.changeRequest(data.requestId, { status: data.status, answer: data.answer ?? null,
-          closedAt: this.event.at });
-      case "input.reminded": return this.changeRequest(data.requestId, { reminded: this.event.at });
-      default: return undefined;
+        return this.changeRequest(data.requestId, {
+          status: data.status,
+          answer: data.answer ?? null,
+          closedAt: this.event.at,
+        });
+      case "input.reminded":
+        return this.changeRequest(data.requestId, { reminded: this.event.at });
+      default:
+        return undefined;
     }
   }
 
@@ -232,11 +278,23 @@ class Draft {
     if (known) return this.changeRequest(given.requestId, { status: "open" });
     const action = given.action ?? {};
     const request = {
-      requestId: given.requestId, kind: details.kind ?? "approval", prompt: text(given.prompt), status: "open",
-      tool: text(action.toolName), arguments: action.input, display: given.display, options: list(given.options),
-      allowFreeform: Boolean(given.allowFreeform), summary: details.summary ?? null, answer: null,
-      responders: details.responders ?? null, expiresAt: details.expiresAt ?? null, onExpiry: details.onExpiry ?? null,
-      openedAt: this.event.at, sessionId: details.sessionId ?? null, agent: details.agent ?? null,
+      requestId: given.requestId,
+      kind: details.kind ?? "approval",
+      prompt: text(given.prompt),
+      status: "open",
+      tool: text(action.toolName),
+      arguments: action.input,
+      display: given.display,
+      options: list(given.options),
+      allowFreeform: Boolean(given.allowFreeform),
+      summary: details.summary ?? null,
+      answer: null,
+      responders: details.responders ?? null,
+      expiresAt: details.expiresAt ?? null,
+      onExpiry: details.onExpiry ?? null,
+      openedAt: this.event.at,
+      sessionId: details.sessionId ?? null,
+      agent: details.agent ?? null,
     };
     // A call of a descendant is not one of ours, whatever its id is.
     if (request.sessionId !== null) {
@@ -245,7 +303,11 @@ class Draft {
       return this.remember("requests", request.requestId, key);
     }
     const key = this.putCall(action.callId ?? request.requestId, {
-      tool: request.tool, input: action.input, status: "asking", inputText: "", request,
+      tool: request.tool,
+      input: action.input,
+      status: "asking",
+      inputText: "",
+      request,
     });
     return this.remember("requests", request.requestId, key);
   }
@@ -263,14 +325,19 @@ class Draft {
 
   other(type, data) {
     switch (type) {
-      case "cancel.requested": return this.set({ cancelling: text(data.turnId) || "turn" });
-      case "plan.updated": return this.set({ plan: data.plan ?? null });
-      case "steer.applied": return this.readDeliveries(list(data.deliveryIds));
+      case "cancel.requested":
+        return this.set({ cancelling: text(data.turnId) || "turn" });
+      case "plan.updated":
+        return this.set({ plan: data.plan ?? null });
+      case "steer.applied":
+        return this.readDeliveries(list(data.deliveryIds));
       case "delivery.refused":
         this.table("read")[data.deliveryId] = "refused";
         return this.notice("bad", `A message was not read (${text(data.code)}): ${text(data.message)}`);
-      case "inbox.overflow": return this.notice("note", `More messages came than there is room for (${text(data.policy)}).`);
-      case "context.cleared": return this.notice("note", "The model's history was cleared.");
+      case "inbox.overflow":
+        return this.notice("note", `More messages came than there is room for (${text(data.policy)}).`);
+      case "context.cleared":
+        return this.notice("note", "The model's history was cleared.");
       case "compaction.completed":
         this.count(data.usage);
         return this.notice("note", "Older history is summarised from here on.");
@@ -278,26 +345,46 @@ class Draft {
         this.count(data.usage);
         return this.notice("bad", `The history could not be summarised: ${text(data.message)}`);
       case "result.completed":
-        return this.put({ kind: "result", key: `result/${this.at()}/${data.stepIndex}`, value: data.result, done: true });
-      case "subagent.called": return this.putCall(data.callId, { childSessionId: text(data.childSessionId) });
-      case "checkpoint.created": return data.name ? this.notice("note", `Checkpoint “${text(data.name)}”.`) : undefined;
-      case "checkpoint.failed": return this.notice("bad", `No checkpoint was taken: ${text(data.reason)}`);
-      case "event.expired": case "event.excluded": return undefined;
-      default: return this.run(type, data);
+        return this.put({
+          kind: "result",
+          key: `result/${this.at()}/${data.stepIndex}`,
+          value: data.result,
+          done: true,
+        });
+      case "subagent.called":
+        return this.putCall(data.callId, { childSessionId: text(data.childSessionId) });
+      case "checkpoint.created":
+        return data.name ? this.notice("note", `Checkpoint “${text(data.name)}”.`) : undefined;
+      case "checkpoint.failed":
+        return this.notice("bad", `No checkpoint was taken: ${text(data.reason)}`);
+      case "event.expired":
+      case "event.excluded":
+        return undefined;
+      default:
+        return this.run(type, data);
     }
   }
 
   /** A run has no turns; what it does is a list of notices. */
   run(type, data) {
     switch (type) {
-      case "run.step.completed": return this.notice("note", `${text(data.kind)} “${text(data.name)}” is done.`);
-      case "run.step.failed": return this.notice("bad", `${text(data.kind)} “${text(data.name)}”: ${text(data.error?.message)}`);
-      case "run.log": return this.notice("note", `${text(data.level)}: ${text(data.message)}`);
-      case "run.waiting": return this.notice("note", `Waits for ${text(data.waitingFor)}.`);
-      case "run.started": return this.set({ status: "running", agent: text(data.workflowName) });
-      case "run.completed": return this.end("completed", null);
-      case "run.cancelled": case "run.failed": return this.end("failed", data.error ?? null);
-      default: return undefined;
+      case "run.step.completed":
+        return this.notice("note", `${text(data.kind)} “${text(data.name)}” is done.`);
+      case "run.step.failed":
+        return this.notice("bad", `${text(data.kind)} “${text(data.name)}”: ${text(data.error?.message)}`);
+      case "run.log":
+        return this.notice("note", `${text(data.level)}: ${text(data.message)}`);
+      case "run.waiting":
+        return this.notice("note", `Waits for ${text(data.waitingFor)}.`);
+      case "run.started":
+        return this.set({ status: "running", agent: text(data.workflowName) });
+      case "run.completed":
+        return this.end("completed", null);
+      case "run.cancelled":
+      case "run.failed":
+        return this.end("failed", data.error ?? null);
+      default:
+        return undefined;
     }
   }
 
@@ -321,8 +408,16 @@ class Draft {
     if (at === undefined) {
       at = this.state.turns.length;
       const number = this.at();
-      const turn = { number, status: "running", startedAt: this.event.at, endedAt: null, error: null, deliveries: [],
-        items: [], steps: [] };
+      const turn = {
+        number,
+        status: "running",
+        startedAt: this.event.at,
+        endedAt: null,
+        error: null,
+        deliveries: [],
+        items: [],
+        steps: [],
+      };
       this.state.turns = [...this.state.turns, turn];
       this.table("places")[number] = at;
     }
@@ -403,7 +498,8 @@ function table(entries = {}) {
 }
 
 function text(value) {
-  return typeof value === "string" ? value : value === null || value === undefined ? "" : String(value);
+  if (value === null || value === undefined) return "";
+  return typeof value === "object" ? JSON.stringify(value) : String(value);
 }
 
 function list(value) {

@@ -4,16 +4,22 @@ const TIME = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-di
 const DAY = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
 const COUNT = new Intl.NumberFormat();
 
-// Characters that reorder what is beside them: an approval must not read otherwise than it is.
-const REORDERING = /[\u202a-\u202e\u2066-\u2069]/g;
+// Characters that reorder what is beside them, or that nobody sees: an approval must not read otherwise than it is.
+const CONTROLS = "\\u0000-\\u0008\\u000b\\u000c\\u000e-\\u001f\\u007f-\\u009f";
+const INVISIBLE = "\\u200b\\u2060-\\u2064\\ufeff\\u{e0000}-\\u{e007f}";
+const REORDERING = "\\u202a-\\u202e\\u2066-\\u2069";
+const MISLEADING = new RegExp(`[${CONTROLS}${INVISIBLE}${REORDERING}]`, "gu");
 
-/** The text with reordering characters as what they are. */
+/** The text with such characters as what they are. */
 export function shown(text) {
-  return String(text).replace(REORDERING, (each) => `⟪U+${each.codePointAt(0).toString(16).toUpperCase()}⟫`);
+  return String(text).replace(MISLEADING, (each) => `⟪U+${each.codePointAt(0).toString(16).toUpperCase()}⟫`);
 }
 
 export function oneLine(text, most = 200) {
-  const line = shown(String(text ?? "").slice(0, most * 4)).replace(/\s+/g, " ").trim();
+  const said = typeof text === "object" && text !== null ? JSON.stringify(text) : String(text ?? "");
+  const line = shown(said.slice(0, most * 4))
+    .replace(/\s+/g, " ")
+    .trim();
   return line.length > most ? `${line.slice(0, most - 1)}…` : line;
 }
 
@@ -74,7 +80,21 @@ export function moment(at) {
 /** A sentence of the API with times as people here write them, and without the ids of requests, which are beside it. */
 export function sentenceOf(text) {
   const times = /\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z/g;
-  return oneLine(text, 500).replace(/ \(inp_[0-9a-f]+\)/g, "").replace(times, (at) => moment(at)).replaceAll("`", "");
+  return oneLine(text, 500)
+    .replace(/ \(inp_[0-9a-f]+\)/g, "")
+    .replace(times, (at) => moment(at))
+    .replaceAll("`", "");
+}
+
+/**
+ * The value of a JSON text, in which long numbers keep all their digits: a number of an account must not be shown, or
+ * sent back, as another one.
+ */
+export function parse(text) {
+  if (!JSON.rawJSON || !/\d{16}/.test(text)) return JSON.parse(text);
+  const exact = (_, value, { source }) =>
+    typeof value === "number" && source.replace(/\D/g, "").length > 15 ? JSON.rawJSON(source) : value;
+  return JSON.parse(text, exact);
 }
 
 /** JSON with line breaks, of at most so many characters. It keeps a stack of its own: values may be nested deeply. */
@@ -96,7 +116,7 @@ export function pretty(value, most = 1_000_000) {
   const leaf = (item) => write(JSON.stringify(item) ?? "null");
   const stack = [];
   const enter = (item, depth) => {
-    if (item === null || typeof item !== "object") return leaf(item);
+    if (item === null || typeof item !== "object" || JSON.isRawJSON?.(item)) return leaf(item);
     const frame = open(item, depth);
     if (frame) stack.push(frame);
     return undefined;

@@ -1,5 +1,5 @@
 // The page: where one is, what is around it, the key, the keyboard.
-import { html, render, useCallback, useEffect, useMemo, useRef, useState } from "./html.js";
+import { html, render, useCallback, useEffect, useRef, useState } from "./html.js";
 import { hasKey, onUnauthorized, setKey } from "./api.js";
 import { Dialog } from "./parts.js";
 import { usePolled } from "./poll.js";
@@ -11,18 +11,29 @@ import { Session } from "./views/session.js";
 import { SessionList } from "./views/sessions.js";
 import { NewSession } from "./views/start.js";
 
-const PLACES = [["sessions", "Sessions", "s"], ["inbox", "Inbox", "i"], ["agents", "Agents", "a"], ["health", "Health", "h"]];
+const PLACES = [
+  ["sessions", "Sessions", "s"],
+  ["inbox", "Inbox", "i"],
+  ["agents", "Agents", "a"],
+  ["health", "Health", "h"],
+];
 const THEMES = ["auto", "light", "dark"];
 const TABS = ["chat", "timeline", "events"];
 
 /** Where one is, from what is behind the `#` of the address. */
-export function placeOf(hash) {
+function placeOf(hash) {
   const [where, more = ""] = hash.replace(/^#\/?/, "").split("?");
   const [name = "", id = "", tab = ""] = where.split("/").map(decoded);
   const query = new URLSearchParams(more);
   const at = /^\d{1,15}$/.test(query.get("at") ?? "") ? Number(query.get("at")) : null;
   const known = name === "new" || PLACES.some(([each]) => each === name);
-  return { name: known ? name : "sessions", id: name === "sessions" ? id : "", tab: TABS.includes(tab) ? tab : "chat", at, agent: query.get("agent") };
+  return {
+    name: known ? name : "sessions",
+    id: name === "sessions" ? id : "",
+    tab: TABS.includes(tab) ? tab : "chat",
+    at,
+    agent: query.get("agent"),
+  };
 }
 
 function decoded(part) {
@@ -59,7 +70,15 @@ function App() {
     declined.current = true;
     setAsking(null);
   };
-  useEffect(() => shortcuts(go, () => search.current, () => setHelp(true)), []);
+  useEffect(
+    () =>
+      shortcuts(
+        go,
+        () => search.current,
+        () => setHelp(true),
+      ),
+    [],
+  );
   const enter = (key) => {
     setKey(key);
     declined.current = false;
@@ -67,18 +86,27 @@ function App() {
     setRound((now) => now + 1);
   };
   return html`
-    <a class="skip" href="#main" onClick=${(event) => { event.preventDefault(); document.getElementById("main")?.focus(); }}>To the content</a>
-    <${Shell} key=${round} place=${place} go=${go} search=${search} askKey=${() => setAsking({ refused: false })} showHelp=${() => setHelp(true)} />
+    <a class="skip" href="#main" onClick=${(event) => {
+      event.preventDefault();
+      document.getElementById("main")?.focus();
+    }}>To the content</a>
+    <${Shell} key=${round} place=${place} go=${go} search=${search} askKey=${() => setAsking({ refused: false })}
+      showHelp=${() => setHelp(true)} />
     ${asking && html`<${KeyDialog} asking=${asking} enter=${enter} close=${close} />`}
     ${help && html`<${Help} close=${() => setHelp(false)} />`}`;
 }
 
 function Shell({ place, go, search, askKey, showHelp }) {
-  const inbox = usePolled("v1/inputs", { query: { status: "open", limit: 100 }, often: place.name === "inbox" ? 3_000 : 10_000, seldom: place.name === "inbox" ? 10_000 : 30_000 });
+  const inbox = usePolled("v1/inputs", {
+    query: { status: "open", limit: 100 },
+    often: place.name === "inbox" ? 3_000 : 10_000,
+    seldom: place.name === "inbox" ? 10_000 : 30_000,
+  });
   const { agents, error } = useAgents();
   const asked = inbox.data?.inputs.length ?? 0;
   useEffect(() => {
-    document.title = `${asked ? `(${asked}) ` : ""}${PLACES.find(([name]) => name === place.name)?.[1] ?? "New session"} · Perdure`;
+    document.title = `${asked ? `(${asked}) `
+      : ""}${PLACES.find(([name]) => name === place.name)?.[1] ?? "New session"} · Perdure`;
   }, [asked, place.name]);
   const inList = place.name === "sessions" || place.name === "new";
   // Who is here for the first time begins with a session of their own.
@@ -92,20 +120,36 @@ function Shell({ place, go, search, askKey, showHelp }) {
   return html`<div class="shell ${inList ? "with-list" : ""} ${place.id || starts ? "in-session" : ""}">
     <nav class="rail" aria-label="Places">
       <a class="brand" href="#/sessions">Perdure</a>
-      ${PLACES.map(([name, words]) => html`<a key=${name} href="#/${name}" aria-current=${place.name === name || (name === "sessions" && place.name === "new") ? "page" : null}>
-        ${words}${name === "inbox" && asked > 0 && html` <span class="badge asks" aria-label="${asked} open">${asked}${inbox.data.nextCursor ? "+" : ""}</span>`}</a>`)}
+      ${PLACES.map(
+        ([
+          name,
+          words,
+        ]) => html`<a key=${name} href="#/${name}" aria-current=${place.name === name || (name === "sessions" &&
+          place.name === "new") ? "page" : null}>
+        ${words}${name === "inbox" && asked > 0 && html` <span class="badge asks" aria-label="${asked} open">${asked}
+          ${inbox.data.nextCursor ? "+" : ""}</span>`}</a>`,
+      )}
       <span class="grow"></span>
       <${Theme} />
       <button type="button" class="quiet rail-more" onClick=${askKey}>${hasKey() ? "Change key" : "Key"}</button>
       <button type="button" class="quiet rail-more" onClick=${showHelp} aria-label="Keyboard">?</button>
     </nav>
-    ${inList && html`<${SessionList} chosen=${place.id} agents=${agents} go=${go} searchRef=${search} onEmpty=${onEmpty} />`}
-    ${starts ? html`<${NewSession} key=${place.agent} agents=${agents} go=${go} first=${place.agent} welcome=${empty} />`
-    : place.name === "inbox" ? html`<${Inbox} inbox=${inbox} />`
-    : place.name === "agents" ? html`<${Agents} agents=${agents} error=${error} />`
-    : place.name === "health" ? html`<${Health} />`
-    : place.id ? html`<${Session} key=${place.id} id=${place.id} tab=${place.tab} at=${place.at} go=${go} />`
-    : html`<main class="nothing" id="main" tabindex="-1"><h1 class="visually-hidden">Sessions</h1><p class="empty">Choose a session, or <a href="#/new">start one</a>.</p></main>`}
+    ${inList && html`<${SessionList} chosen=${place.id} agents=${agents} go=${go} searchRef=${search}
+      onEmpty=${onEmpty} />`}
+    ${
+      starts
+        ? html`<${NewSession} key=${place.agent} agents=${agents} go=${go} first=${place.agent} welcome=${empty} />`
+        : place.name === "inbox"
+          ? html`<${Inbox} inbox=${inbox} />`
+          : place.name === "agents"
+            ? html`<${Agents} agents=${agents} error=${error} />`
+            : place.name === "health"
+              ? html`<${Health} />`
+              : place.id
+                ? html`<${Session} key=${place.id} id=${place.id} tab=${place.tab} at=${place.at} go=${go} />`
+                : html`<main class="nothing" id="main" tabindex="-1"><h1 class="visually-hidden">Sessions</h1><p
+                class="empty">Choose a session, or <a href="#/new">start one</a>.</p></main>`
+    }
   </div>`;
 }
 
@@ -146,7 +190,8 @@ function KeyDialog({ asking, enter, close }) {
     <form onSubmit=${submit}>
       <h2>${asking.refused ? "The API refuses this key" : "The API wants a key"}</h2>
       <p class="dim">An API key or a bearer token. It stays in this tab, and goes to this API only, as a header.</p>
-      <label class="field">Key <input type="password" autocomplete="off" value=${key} autofocus onInput=${(event) => write(event.currentTarget.value)} /></label>
+      <label class="field">Key <input type="password" autocomplete="off" value=${key} autofocus
+        onInput=${(event) => write(event.currentTarget.value)} /></label>
       ${wrong && html`<p class="problem" role="alert">${wrong}</p>`}
       <div class="buttons"><button type="submit" class="primary" disabled=${!key.trim()}>Use it</button>
         ${hasKey() && html`<button type="button" onClick=${() => enter("")}>Forget the key</button>`}
@@ -155,7 +200,16 @@ function KeyDialog({ asking, enter, close }) {
   </${Dialog}>`;
 }
 
-const KEYS = [["n", "new session"], ["/", "search"], ["j, k", "next, last session"], ["m", "write a message"], ["r", "the first open request"], ["g s, g i, g a, g h", "sessions, inbox, agents, health"], ["Esc", "leave a field"], ["?", "this list"]];
+const KEYS = [
+  ["n", "new session"],
+  ["/", "search"],
+  ["j, k", "next, last session"],
+  ["m", "write a message"],
+  ["r", "the first open request"],
+  ["g s, g i, g a, g h", "sessions, inbox, agents, health"],
+  ["Esc", "leave a field"],
+  ["?", "this list"],
+];
 
 function Help({ close }) {
   return html`<${Dialog} label="Keyboard" onClose=${close}><h2>Keyboard</h2>
@@ -174,11 +228,18 @@ function shortcuts(go, searchField, help) {
     const led = Date.now() - leader < 1_200;
     leader = event.key === "g" ? Date.now() : 0;
     const target = led && PLACES.find(([, , key]) => key === event.key);
-    const act = target ? () => go(`#/${target[0]}`) : {
-      n: () => go("#/new"), "?": help, "/": () => searchField()?.focus(),
-      m: () => document.querySelector(".composer textarea")?.focus(),
-      r: () => (document.querySelector(".ask.open button:not(:disabled)") ?? document.querySelector(".ask.open input"))?.focus(),
-    }[event.key];
+    const act = target
+      ? () => go(`#/${target[0]}`)
+      : {
+          n: () => go("#/new"),
+          "?": help,
+          "/": () => searchField()?.focus(),
+          m: () => document.querySelector(".composer textarea")?.focus(),
+          r: () =>
+            (
+              document.querySelector(".ask.open button:not(:disabled)") ?? document.querySelector(".ask.open input")
+            )?.focus(),
+        }[event.key];
     if (!act) return;
     event.preventDefault();
     act();
@@ -198,7 +259,9 @@ function Theme() {
     }
   }, [theme]);
   const next = THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length];
-  return html`<button type="button" class="quiet rail-more" onClick=${() => setTheme(next)} aria-label="Colours: ${theme}. Change to ${next}.">${{ auto: "◐", light: "☀", dark: "☾" }[theme]} <span class="wide-only">${theme}</span></button>`;
+  return html`<button type="button" class="quiet rail-more" onClick=${() => setTheme(next)}
+    aria-label="Colours: ${theme}. Change to ${next}.">${{ auto: "◐", light: "☀", dark: "☾" }[theme]} <span
+      class="wide-only">${theme}</span></button>`;
 }
 
 function known() {

@@ -12,9 +12,12 @@ export function Clipped({ text, most = CLIP, mono = false }) {
   const [seen, setSeen] = useState(most);
   const whole = text.length <= seen;
   const part = whole ? text : text.slice(0, seen);
-  return html`<div class=${mono ? "clipped mono" : "clipped"} dir="auto">${shown(part)}${!whole && html`<span class="more">…
+  return html`<div class=${mono ? "clipped mono" : "clipped"} dir=${mono ? "ltr" : "auto"}>${shown(part)}${
+    !whole &&
+    html`<span class="more">…
     <button type="button" class="link" onClick=${() => setSeen(seen + CHUNK)}>Show more
-    </button> <span class="dim">(${bytes(seen)} of ${bytes(text.length)})</span></span>`}</div>`;
+    </button> <span class="dim">(${bytes(seen)} of ${bytes(text.length)})</span></span>`
+  }</div>`;
 }
 
 export function Json({ value }) {
@@ -23,7 +26,11 @@ export function Json({ value }) {
 }
 
 const STATUS = {
-  starting: "starting", running: "running", waiting: "waiting", completed: "completed", failed: "failed",
+  starting: "starting",
+  running: "running",
+  waiting: "waiting",
+  completed: "completed",
+  failed: "failed",
   needs_attention: "needs attention",
 };
 
@@ -64,10 +71,13 @@ export function Dialog({ label, onClose, children }) {
 export function Folded({ summary, open = false, children, ...more }) {
   const [unfolded, setUnfolded] = useState(open);
   useEffect(() => setUnfolded(open), [open]);
-  return html`<details ...${more} open=${unfolded} onToggle=${(event) => setUnfolded(event.currentTarget.open)}><summary>${summary}</summary>${unfolded && children}</details>`;
+  return html`<details ...${more} open=${unfolded} onToggle=${(event) => setUnfolded(event.currentTarget.open)}>
+    <summary>${summary}</summary>${unfolded && children}</details>`;
 }
 
 export function Tabs({ label, tabs, at }) {
-  return html`<nav class="tabs" aria-label=${label}>${tabs.map(([name, href, words]) => html`<a
-    key=${name} href=${href} aria-current=${name === at ? "page" : null}>${words}</a>`)}</nav>`;
+  return html`<nav class="tabs" aria-label=${label}>${tabs.map(
+    ([name, href, words]) => html`<a
+    key=${name} href=${href} aria-current=${name === at ? "page" : null}>${words}</a>`,
+  )}</nav>`;
 }

@@ -2,6 +2,7 @@
 import { useCallback, useEffect, useRef, useState } from "./html.js";
 import { ApiError, answer } from "./api.js";
 import { pause, visible } from "./feed.js";
+import { parse } from "./format.js";
 
 const SLOWER = 1.5;
 
@@ -38,7 +39,7 @@ async function poll(where, query, often, seldom, stop, report, wake) {
       const text = await (await answer(where, { query, signal: stop })).text();
       if (stop.aborted) return;
       if (text !== known) {
-        report({ data: JSON.parse(text), error: null });
+        report({ data: parse(text), error: null });
         wait = often;
       } else {
         report((before) => (before.error || before.stale ? { data: before.data, error: null } : before));

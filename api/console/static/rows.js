@@ -18,7 +18,8 @@ export function Rows({ items, keyOf, row, guess = 40, stick = false, label, role
 
   const tops = useMemo(() => {
     const made = new Float64Array(items.length + 1);
-    for (let at = 0; at < items.length; at += 1) made[at + 1] = made[at] + (heights.current.get(keyOf(items[at])) ?? guess);
+    for (let at = 0; at < items.length; at += 1)
+      made[at + 1] = made[at] + (heights.current.get(keyOf(items[at])) ?? guess);
     return made;
   }, [items, round, guess]);
 
@@ -28,7 +29,9 @@ export function Rows({ items, keyOf, row, guess = 40, stick = false, label, role
   const look = useCallback(() => {
     const { scrollTop, clientHeight, scrollHeight } = box.current;
     sticks.current = stick && scrollHeight - scrollTop - clientHeight < AT_END;
-    setView((now) => (now.top === scrollTop && now.height === clientHeight ? now : { top: scrollTop, height: clientHeight }));
+    setView((now) =>
+      now.top === scrollTop && now.height === clientHeight ? now : { top: scrollTop, height: clientHeight },
+    );
     if (onEnd && scrollHeight - scrollTop - clientHeight < MARGIN) onEnd();
   }, [stick, onEnd]);
 
@@ -75,7 +78,8 @@ export function Rows({ items, keyOf, row, guess = 40, stick = false, label, role
       show(at) {
         const element = box.current;
         if (tops[at] < element.scrollTop) element.scrollTop = tops[at];
-        else if (tops[at + 1] > element.scrollTop + element.clientHeight) element.scrollTop = tops[at + 1] - element.clientHeight;
+        else if (tops[at + 1] > element.scrollTop + element.clientHeight)
+          element.scrollTop = tops[at + 1] - element.clientHeight;
         look();
       },
       end() {
@@ -91,9 +95,11 @@ export function Rows({ items, keyOf, row, guess = 40, stick = false, label, role
     const place = role === "list" ? { role: "listitem", "aria-setsize": items.length, "aria-posinset": at + 1 } : {};
     drawn.push(html`<div class="row" key=${keyOf(item)} data-index=${at} ...${place}>${row(item, at)}</div>`);
   }
-  return html`<div class="rows" ref=${box} onScroll=${look} tabindex="0" role=${role === "list" ? "group" : role} aria-label=${label}>
+  return html`<div class="rows" ref=${box} onScroll=${look} tabindex="0" role=${role === "list" ? "group" : role}
+    aria-label=${label}>
     <div class="rows-space" role=${role === "list" ? "list" : null} style=${{ minHeight: `${tops[items.length]}px` }}>
-      <div class="rows-window" role="presentation" style=${{ transform: `translateY(${tops[first] ?? 0}px)` }}>${drawn}</div>
+      <div class="rows-window" role="presentation" style=${{ transform: `translateY(${tops[first] ?? 0}px)` }}>
+        ${drawn}</div>
     </div>
     ${children}
   </div>`;

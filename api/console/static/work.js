@@ -1,8 +1,11 @@
 // What the console does to sessions. Each request that changes something has a key: repeated, it counts once.
-import { ApiError, get, path, post } from "./api.js";
+import { ApiError, answer, get, path, post } from "./api.js";
 
 export const MODES = {
-  followup: "after this turn", collect: "together with what waits", steer: "into this turn", interrupt: "instead of this turn",
+  followup: "after this turn",
+  collect: "together with what waits",
+  steer: "into this turn",
+  interrupt: "instead of this turn",
 };
 
 export function newKey() {
@@ -23,6 +26,11 @@ export function say(agent, sessionId, message, mode, key) {
 
 export function cancel(sessionId) {
   return post(path`eve/v1/session/${sessionId}/cancel`, {});
+}
+
+/** Take back a message that no turn has read. */
+export async function withdraw(deliveryId) {
+  await answer(path`v1/deliveries/${deliveryId}`, { method: "DELETE" });
 }
 
 export function requeue(sessionId, turnId) {
@@ -49,10 +57,15 @@ export async function agents() {
   } catch (error) {
     if (!error.noRoute) throw error;
     const { agent, tools, subagents } = await get("eve/v1/info");
-    return [{
-      name: agent.name, description: agent.description, model: agent.model.id, alone: true,
-      tools: tools.available.map((tool) => ({ ...tool, approval: tool.requiresApproval })),
-      subagents: subagents.local.map((each) => each.name),
-    }];
+    return [
+      {
+        name: agent.name,
+        description: agent.description,
+        model: agent.model.id,
+        alone: true,
+        tools: tools.available.map((tool) => ({ ...tool, approval: tool.requiresApproval })),
+        subagents: subagents.local.map((each) => each.name),
+      },
+    ];
   }
 }

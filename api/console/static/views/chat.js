@@ -4,7 +4,7 @@ import { sentence } from "../api.js";
 import { clock, count, duration, millis, moment, oneLine, pretty } from "../format.js";
 import { Clipped, Folded, Json } from "../parts.js";
 import { Rows } from "../rows.js";
-import { MODES, cancel, newKey, say } from "../work.js";
+import { MODES, cancel, newKey, say, withdraw } from "../work.js";
 import { Ask } from "./ask.js";
 
 const rowsOf = new WeakMap();
@@ -13,7 +13,10 @@ export function Chat({ sessionId, state, session, replaying, feed, pending, onSe
   const rows = useMemo(() => {
     const known = state.turns.flatMap(turnRows);
     const waiting = replaying ? [] : pending.filter((each) => !state.read[each.deliveryId]);
-    return [...known, ...waiting.map((each) => ({ kind: "pending", key: each.deliveryId, text: each.text, mode: each.mode }))];
+    return [
+      ...known,
+      ...waiting.map((each) => ({ kind: "pending", key: each.deliveryId, text: each.text, mode: each.mode })),
+    ];
   }, [state.turns, state.read, pending, replaying]);
   const handle = useRef(null);
   const sent = (message) => {
@@ -21,7 +24,8 @@ export function Chat({ sessionId, state, session, replaying, feed, pending, onSe
     onSent(message);
   };
   return html`<section class="chat" aria-label="Conversation">
-    <${Rows} items=${rows} keyOf=${keyOf} row=${Row} key=${replaying ? "then" : "now"} guess=${64} stick label="Messages" handle=${handle}>
+    <${Rows} items=${rows} keyOf=${keyOf} row=${Row} key=${replaying ? "then" : "now"} guess=${64} stick
+      label="Messages" handle=${handle}>
       ${!replaying && html`<${Doing} state=${state} feed=${feed} session=${session} />`}
     </${Rows}>
     ${!replaying && html`<${Composer} sessionId=${sessionId} state=${state} session=${session} onSent=${sent} />`}
@@ -33,7 +37,15 @@ const keyOf = (row) => row.key;
 function turnRows(turn) {
   if (!rowsOf.has(turn)) {
     const rows = turn.items.map((item) => ({ ...item, turn: turn.number }));
-    if (turn.endedAt) rows.push({ kind: "end", key: `end/${turn.number}`, number: turn.number, from: turn.startedAt, to: turn.endedAt, steps: turn.steps });
+    if (turn.endedAt)
+      rows.push({
+        kind: "end",
+        key: `end/${turn.number}`,
+        number: turn.number,
+        from: turn.startedAt,
+        to: turn.endedAt,
+        steps: turn.steps,
+      });
     rowsOf.set(turn, rows);
   }
   return rowsOf.get(turn);
@@ -41,26 +53,66 @@ function turnRows(turn) {
 
 function Row(row) {
   switch (row.kind) {
-    case "message": return html`<article class="said user"><h2 class="who">You <time title=${moment(row.at)}>${clock(row.at)}</time></h2><${Clipped} text=${row.text} /></article>`;
-    case "pending": return html`<article class="said user waits"><h2 class="who">You <span class="dim">waits to be read</span></h2><${Clipped} text=${row.text} /></article>`;
-    case "reply": return html`<article class="said agent ${row.done ? "" : "live"}"><h2 class="who">Agent <time title=${moment(row.at)}>${clock(row.at)}</time></h2><${Clipped} text=${row.text} /></article>`;
-    case "reasoning": return html`<${Folded} class="reasoning" open=${!row.done} summary="Reasoning"><${Clipped} text=${row.text} /></${Folded}>`;
-    case "call": return html`<${Call} call=${row} />`;
-    case "result": return html`<article class="call"><h2 class="who">Result</h2><${Json} value=${row.value} /></article>`;
-    case "notice": return html`<p class="notice ${row.tone}"><span dir="auto">${oneLine(row.text, 600)}</span> <time title=${moment(row.at)}>${clock(row.at)}</time></p>`;
-    case "end": return html`<${TurnEnd} row=${row} />`;
-    default: return null;
+    case "message":
+      return html`<article class="said user"><h2 class="who">You <time title=${moment(row.at)}>${clock(row.at)}
+        </time></h2><${Clipped} text=${row.text} /></article>`;
+    case "pending":
+      return html`<${Waiting} message=${row} />`;
+    case "reply":
+      return html`<article class="said agent ${row.done ? "" : "live"}"><h2 class="who">Agent <time
+        title=${moment(row.at)}>${clock(row.at)}</time></h2><${Clipped} text=${row.text} /></article>`;
+    case "reasoning":
+      return html`<${Folded} class="reasoning" open=${!row.done} summary="Reasoning"><${Clipped} text=${row.text} />
+        </${Folded}>`;
+    case "call":
+      return html`<${Call} call=${row} />`;
+    case "result":
+      return html`<article class="call"><h2 class="who">Result</h2><${Json} value=${row.value} /></article>`;
+    case "notice":
+      return html`<p class="notice ${row.tone}"><span dir="auto">${oneLine(row.text, 600)}</span> <time
+        title=${moment(row.at)}>${clock(row.at)}</time></p>`;
+    case "end":
+      return html`<${TurnEnd} row=${row} />`;
+    default:
+      return null;
   }
 }
 
+/** A message that no turn has read so far: it can be taken back. */
+function Waiting({ message }) {
+  const [said, say] = useState("waits to be read");
+  const back = async () => {
+    try {
+      await withdraw(message.key);
+      say("is taken back");
+    } catch (error) {
+      say(error.code === "delivery_taken" ? "is being read" : sentence(error, "This message"));
+    }
+  };
+  return html`<article class="said user waits">
+    <h2 class="who">You <span role="status">${said}</span>
+      <button type="button" class="link" onClick=${back}>Take back</button></h2>
+    <${Clipped} text=${message.text} />
+  </article>`;
+}
+
 function TurnEnd({ row }) {
-  const tokens = row.steps.reduce((sum, step) => sum + (step.usage?.inputTokens ?? 0) + (step.usage?.outputTokens ?? 0), 0);
-  return html`<p class="turn-end"><span>turn ${row.number} · ${duration(millis(row.from, row.to))}${tokens > 0 ? ` · ${count(tokens)} tokens` : ""}</span></p>`;
+  const tokens = row.steps.reduce(
+    (sum, step) => sum + (step.usage?.inputTokens ?? 0) + (step.usage?.outputTokens ?? 0),
+    0,
+  );
+  return html`<p class="turn-end"><span>turn ${row.number} · ${duration(millis(row.from, row.to))}${tokens > 0
+    ? ` · ${count(tokens)} tokens` : ""}</span></p>`;
 }
 
 const CALL = {
-  drafting: "is being written", running: "runs", asking: "waits for people", answered: "goes on", completed: "done",
-  failed: "failed", rejected: "not run",
+  drafting: "is being written",
+  running: "runs",
+  asking: "waits for people",
+  answered: "goes on",
+  completed: "done",
+  failed: "failed",
+  rejected: "not run",
 };
 
 function Call({ call }) {
@@ -73,22 +125,30 @@ function Call({ call }) {
     </h2>
     ${call.request && html`<${Ask} request=${call.request} />`}
     ${!call.request && html`<${CallLine} call=${call} />`}
-    ${call.endedAt && html`<${Folded} class="outcome-of" summary=${html`<span class="clip">${call.error ? oneLine(call.error.message ?? call.error.code, 160) : oneLine(pretty(call.output ?? "", 600), 160) || "nothing"}</span>`}>
-      ${call.error && html`<p class="problem">${oneLine(call.error.code ?? "", 80)}: ${oneLine(call.error.message ?? "", 2000)}</p>`}
-      <${Json} value=${call.output} /></${Folded}>`}
+    ${
+      call.endedAt &&
+      html`<${Folded} class="outcome-of" summary=${html`<span class="clip">${call.error
+        ? oneLine(call.error.message ?? call.error.code, 160) : oneLine(pretty(call.output ?? "", 600), 160) ||
+          "nothing"}</span>`}>
+      ${call.error && html`<p class="problem">${oneLine(call.error.code ?? "", 80)}
+        : ${oneLine(call.error.message ?? "", 2000)}</p>`}
+      <${Json} value=${call.output} /></${Folded}>`
+    }
   </article>`;
 }
 
 function CallLine({ call }) {
   if (call.status === "drafting") return html`<p class="mono small clip dim">${oneLine(call.inputText, 300)}</p>`;
   const input = oneLine(pretty(call.input ?? {}, 600), 160);
-  return html`<${Folded} class="input-of" summary=${html`<span class="clip">${input}</span>`}><${Json} value=${call.input} /></${Folded}>`;
+  return html`<${Folded} class="input-of" summary=${html`<span class="clip">${input}</span>`}><${Json}
+    value=${call.input} /></${Folded}>`;
 }
 
 /** What the session does now, in a few words. */
 function Doing({ state, feed, session }) {
   const words = doing(state, feed, session);
-  return html`<p class="doing" role="status">${words && html`<span class="dots" aria-hidden="true"></span>${words}`}</p>`;
+  return html`<p class="doing" role="status">${words && html`<span class="dots" aria-hidden="true"></span>${words}`}
+    </p>`;
 }
 
 function doing(state, feed, session) {
@@ -98,8 +158,13 @@ function doing(state, feed, session) {
   if (state.status === "starting" && session) return "Waits for a worker.";
   if (state.status !== "running") return "";
   const running = (state.turns.at(-1)?.items ?? []).filter((item) => item.kind === "call" && item.status === "running");
-  if (running.length) return `Runs ${running.map((call) => oneLine(call.tool, 40)).slice(0, 3).join(", ")}.`;
-  return "Asks the model.";
+  if (running.length)
+    return `Runs ${running
+      .map((call) => oneLine(call.tool, 40))
+      .slice(0, 3)
+      .join(", ")}.`;
+  const writes = state.turns.at(-1)?.items.some((item) => item.done === false);
+  return writes ? "The model answers." : "Asks the model.";
 }
 
 // What was typed is kept while another session is shown.
@@ -154,16 +219,22 @@ function Composer({ sessionId, state, session, onSent }) {
 
   if (ended) return html`<p class="composer ended dim">This session has ended.</p>`;
   return html`<form class="composer" onSubmit=${send}>
-    ${error && html`<p class="problem" role="alert">Not sent. ${error.status === 0 ? "The API does not answer; send it again, it counts once." : sentence(error, "This session")}</p>`}
+    ${error && html`<p class="problem" role="alert">Not sent. ${error.status === 0
+      ? "The API does not answer; send it again, it counts once." : sentence(error, "This session")}</p>`}
     <div class="composer-line">
       <textarea ref=${field} rows="1" dir="auto" aria-label="Message" placeholder="Say something …" value=${text}
         onInput=${(event) => write(event.currentTarget.value)} onKeyDown=${keyDown}></textarea>
-      ${busy && html`<select aria-label="When it is read" value=${mode} onChange=${(event) => setMode(event.currentTarget.value)}>
+      ${
+        busy &&
+        html`<select aria-label="When it is read" value=${mode}
+          onChange=${(event) => setMode(event.currentTarget.value)}>
         <option value="">as declared</option>
         ${Object.entries(MODES).map(([name, words]) => html`<option key=${name} value=${name}>${words}</option>`)}
-      </select>`}
+      </select>`
+      }
       <button type="submit" class="primary" disabled=${sending || !text.trim()}>Send</button>
-      ${(busy || state.cancelling) && html`<button type="button" disabled=${Boolean(state.cancelling)} onClick=${stop}>Stop</button>`}
+      ${(busy || state.cancelling) && html`<button type="button" disabled=${Boolean(state.cancelling)}
+        onClick=${stop}>Stop</button>`}
     </div>
   </form>`;
 }

@@ -25,10 +25,13 @@ export function Inbox({ inbox }) {
     ${inbox.error && html`<${Problem} error=${inbox.error} what="The inbox" retry=${inbox.refresh} />`}
     ${inbox.data && rows.length === 0 && html`<${Empty}>No session asks anything.</${Empty}>`}
     ${inbox.data?.nextCursor && html`<p class="banner">More requests are open than are shown; answer these first.</p>`}
-    <ol class="requests">${rows.map((each) => html`<li key=${each.requestId} class="card">
-      <p class="entry-line small"><a href="#/sessions/${encodeURIComponent(each.sessionId)}">${oneLine(each.agent, 60)} · <code>${each.sessionId}</code></a><${Ago} at=${each.openedAt} /></p>
+    <ol class="requests">${rows.map(
+      (each) => html`<li key=${each.requestId} class="card">
+      <p class="entry-line small"><a href="#/sessions/${encodeURIComponent(each.sessionId)}">${oneLine(each.agent,
+        60)} · <code>${each.sessionId}</code></a><${Ago} at=${each.openedAt} /></p>
       <${Ask} request=${each} onDone=${done} />
-    </li>`)}</ol>
+    </li>`,
+    )}</ol>
   </main>`;
 }
 

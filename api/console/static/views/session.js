@@ -23,17 +23,35 @@ export function Session({ id, tab, at, go }) {
   }, []);
   const unread = pending.some((each) => !state.read[each.deliveryId]);
   const replaying = at !== null;
-  const seen = useMemo(() => (replaying ? fold(EMPTY, feed.events.filter((event) => event.meta.index <= at)) : state),
-    [replaying, at, replaying ? feed.events.length : state]);
+  const seen = useMemo(
+    () =>
+      replaying
+        ? fold(
+            EMPTY,
+            feed.events.filter((event) => event.meta.index <= at),
+          )
+        : state,
+    [replaying, at, replaying ? feed.events.length : state],
+  );
   const session = about.data;
-  if (connection.kind === "refused") return html`<main class="session" id="main" tabindex="-1"><${Problem} error=${connection.error} what="This session" /></main>`;
+  if (connection.kind === "refused")
+    return html`<main class="session" id="main" tabindex="-1"><${Problem} error=${connection.error}
+      what="This session" /></main>`;
   return html`<main class="session" id="main" tabindex="-1">
-    <${Head} id=${id} here=${here} state=${state} session=${session} feed=${feed} tab=${tab} at=${at} go=${go} unread=${unread} />
+    <${Head} id=${id} here=${here} state=${state} session=${session} feed=${feed} tab=${tab} at=${at} go=${go}
+      unread=${unread} />
     ${replaying && html`<${Replay} feed=${feed} at=${at} go=${go} here=${here} tab=${tab} />`}
-    ${feed.left > 0 && html`<p class="banner">Only the last ${count(feed.head - feed.left - 1)} events are loaded. All of them are under Events, with pieces of texts.</p>`}
-    ${tab === "timeline" ? html`<${Timeline} id=${id} state=${seen} />`
-    : tab === "events" ? html`<${Events} id=${id} feed=${feed} here=${here} at=${at} />`
-    : html`<${Chat} sessionId=${id} state=${seen} session=${session} replaying=${replaying} feed=${feed} pending=${pending} onSent=${onSent} />`}
+    ${feed.left > 0 && html`<p class="banner">
+      Only the last ${count(feed.head - feed.left - 1)} events are loaded.${" "}
+      All of them are under Events, with pieces of texts.</p>`}
+    ${
+      tab === "timeline"
+        ? html`<${Timeline} id=${id} state=${seen} />`
+        : tab === "events"
+          ? html`<${Events} id=${id} feed=${feed} here=${here} at=${at} />`
+          : html`<${Chat} sessionId=${id} state=${seen} session=${session} replaying=${replaying} feed=${feed}
+            pending=${pending} onSent=${onSent} />`
+    }
   </main>`;
 }
 
@@ -53,7 +71,12 @@ function useFeed(id) {
 }
 
 function Head({ id, here, state, session, feed, tab, at, go, unread }) {
-  const status = session?.status === "needs_attention" ? "needs_attention" : feed.connection.kind === "loading" ? session?.status ?? "starting" : shownStatus(state, session);
+  const status =
+    session?.status === "needs_attention"
+      ? "needs_attention"
+      : feed.connection.kind === "loading"
+        ? (session?.status ?? "starting")
+        : shownStatus(state, session);
   const link = safeLink(session?.temporal?.uiUrl);
   const usage = session?.usage ?? state.usage;
   const tokens = (usage.inputTokens ?? 0) + (usage.outputTokens ?? 0);
@@ -70,17 +93,24 @@ function Head({ id, here, state, session, feed, tab, at, go, unread }) {
       <b>${oneLine(session?.agent ?? state.agent ?? "", 60)}</b>
       ${state.model && html`<span>${oneLine(state.model, 60)}</span>`}
       <code class="id">${id}</code>
-      <span>${plural(session?.counts?.turns ?? state.turns.length, "turn")}</span><span>${plural(feed.head, "event")}</span>
+      <span>${plural(session?.counts?.turns ?? state.turns.length, "turn")}</span><span>${plural(feed.head, "event")}
+        </span>
       ${tokens > 0 && html`<span>${count(tokens)} tokens</span>`}
-      ${Object.entries(session?.tags ?? {}).map(([name, value]) => html`<span class="badge" key=${name}>${oneLine(`${name}: ${value}`, 60)}</span>`)}
+      ${Object.entries(session?.tags ?? {}).map(([name, value]) => html`<span class="badge"
+        key=${name}>${oneLine(`${name}: ${value}`, 60)}</span>`)}
       ${session?.descendants?.cost > 0 && html`<span>$${session.descendants.cost.toFixed(4)} below</span>`}
-      ${session?.parent?.sessionId && html`<a href="#/sessions/${encodeURIComponent(session.parent.sessionId)}">parent</a>`}
+      ${session?.parent?.sessionId && html`<a href="#/sessions/${encodeURIComponent(session.parent.sessionId)}">
+        parent</a>`}
       <${Lanes} id=${id} state=${state} />
       ${link && html`<a href=${link} target="_blank" rel="noopener noreferrer">Temporal ↗</a>`}
     </p>
     ${state.plan && html`<${Plan} plan=${state.plan} />`}
     <div class="tab-line">
-      <${Tabs} label="Session" at=${tab} tabs=${[["chat", `${here}/chat`, "Chat"], ["timeline", `${here}/timeline`, "Timeline"], ["events", `${here}/events`, "Events"]]} />
+      <${Tabs} label="Session" at=${tab} tabs=${[
+        ["chat", `${here}/chat`, "Chat"],
+        ["timeline", `${here}/timeline`, "Timeline"],
+        ["events", `${here}/events`, "Events"],
+      ]} />
       <button type="button" class="quiet" aria-pressed=${at !== null} onClick=${() => go(replay)}>Replay</button>
     </div>
   </header>`;
@@ -90,8 +120,10 @@ function Head({ id, here, state, session, feed, tab, at, go, unread }) {
 function Plan({ plan }) {
   const steps = Array.isArray(plan.steps) ? plan.steps : [];
   const done = steps.filter((step) => step.status === "done").length;
-  return html`<${Folded} class="plan small" summary=${html`Plan: ${oneLine(plan.objective ?? "", 160)} <span class="dim">· ${done} of ${steps.length} done</span>`}>
-    <ol>${steps.map((step) => html`<li key=${step.stepId} class=${step.status}>${oneLine(step.title, 200)} <span class="dim">${oneLine(step.status, 20)}</span></li>`)}</ol>
+  return html`<${Folded} class="plan small" summary=${html`Plan: ${oneLine(plan.objective ?? "", 160)} <span
+    class="dim">· ${done} of ${steps.length} done</span>`}>
+    <ol>${steps.map((step) => html`<li key=${step.stepId} class=${step.status}>${oneLine(step.title, 200)} <span
+      class="dim">${oneLine(step.status, 20)}</span></li>`)}</ol>
   </${Folded}>`;
 }
 
@@ -100,13 +132,17 @@ function Lanes({ id, state }) {
   const lanes = usePolled(path`v1/sessions/${id}/lanes`, { seldom: 0 });
   useEffect(lanes.refresh, [state.status]);
   const others = (lanes.data?.lanes ?? []).filter((lane) => lane.sessionId && lane.sessionId !== id);
-  return others.map((lane) => html`<a key=${lane.lane} href="#/sessions/${encodeURIComponent(lane.sessionId)}">lane ${oneLine(lane.lane, 40)}: ${lane.status}</a>`);
+  return others.map(
+    (lane) =>
+      html`<a key=${lane.lane} href="#/sessions/${encodeURIComponent(lane.sessionId)}">lane ${oneLine(lane.lane, 40)}
+        : ${lane.status}</a>`,
+  );
 }
 
 /** Requests are open only as long as the session waits for them. */
 function shownStatus(state, session) {
   if (state.attention) return "needs_attention";
-  return state.last < 0 ? session?.status ?? "starting" : state.status;
+  return state.last < 0 ? (session?.status ?? "starting") : state.status;
 }
 
 /** Codes of why that say nothing new beside the status. */
@@ -118,16 +154,24 @@ function Why({ id, state, session, unread }) {
   const quiet = useQuiet(state.last);
   const ended = state.status === "completed" || state.status === "failed";
   // It is known why: nobody has said anything.
-  const idle = state.status === "waiting" && !unread && !state.attention && (!session || session.waitingFor === "The next message.");
+  const idle =
+    state.status === "waiting" &&
+    !unread &&
+    !state.attention &&
+    (!session || session.waitingFor === "The next message.");
   const asks = !ended && !idle && (state.attention || state.status !== "running" || quiet);
   const why = usePolled(asks ? path`v1/sessions/${id}/why` : null, { often: 5_000, seldom: 30_000 });
   const open = openRequests(state).length;
   useEffect(why.refresh, [state.status, open, unread]);
-  if (state.error) return html`<p class="why bad" role="status">${oneLine(state.error.message ?? state.error.code, 400)}</p>`;
+  if (state.error)
+    return html`<p class="why bad" role="status">${oneLine(state.error.message ?? state.error.code, 400)}</p>`;
   if (!asks || PLAIN.includes(why.data?.code)) return null;
   const words = why.error ? session?.waitingFor && `Waits for: ${session.waitingFor}` : why.data?.sentence;
   if (!words) return null;
-  const bad = state.attention || session?.status === "needs_attention" || /^(no_|worker_silent|temporal_)/.test(why.data?.code ?? "");
+  const bad =
+    state.attention ||
+    session?.status === "needs_attention" ||
+    /^(no_|worker_silent|temporal_)/.test(why.data?.code ?? "");
   return html`<p class="why ${bad ? "bad" : open ? "asks" : ""}" role="status">${sentenceOf(words)}</p>`;
 }
 
@@ -144,11 +188,17 @@ function useQuiet(last) {
 
 function Connection({ connection }) {
   switch (connection.kind) {
-    case "retrying": return html`<span class="connection bad" role="status">${sentence(connection.error)}</span>`;
-    case "reconnecting": return html`<span class="connection late" role="status">connects again</span>`;
-    case "loading": return html`<span class="connection late" role="status">loads</span>`;
-    case "live": return html`<span class="connection live" title="Events arrive as they happen"><span class="visually-hidden">live</span></span>`;
-    default: return null;
+    case "retrying":
+      return html`<span class="connection bad" role="status">${sentence(connection.error)}</span>`;
+    case "reconnecting":
+      return html`<span class="connection late" role="status">connects again</span>`;
+    case "loading":
+      return html`<span class="connection late" role="status">loads</span>`;
+    case "live":
+      return html`<span class="connection live" title="Events arrive as they happen"><span class="visually-hidden">
+        live</span></span>`;
+    default:
+      return null;
   }
 }
 
@@ -158,13 +208,17 @@ function Replay({ feed, at, go, here, tab }) {
   let place = events.findLastIndex((event) => event.meta.index <= at);
   if (place < 0) place = 0;
   const event = events[place];
-  const to = (number) => go(`${here}/${tab}?at=${events[Math.min(events.length - 1, Math.max(0, number))]?.meta.index ?? 0}`, true);
+  const to = (number) =>
+    go(`${here}/${tab}?at=${events[Math.min(events.length - 1, Math.max(0, number))]?.meta.index ?? 0}`, true);
   return html`<div class="replay" role="group" aria-label="Replay">
     <button type="button" onClick=${() => to(place - 1)} disabled=${place <= 0} aria-label="One event back">‹</button>
     <input type="range" min="0" max=${Math.max(0, events.length - 1)} value=${place} aria-label="Event"
-      aria-valuetext=${event ? `event ${event.meta.index}, ${event.type}` : "nothing"} onInput=${(input) => to(Number(input.currentTarget.value))} />
-    <button type="button" onClick=${() => to(place + 1)} disabled=${place >= events.length - 1} aria-label="One event on">›</button>
-    <span class="mono small">${event ? `${event.meta.index} · ${event.type} · ${clock(event.meta.at)}` : "no events"}</span>
+      aria-valuetext=${event ? `event ${event.meta.index}, ${event.type}` : "nothing"}
+        onInput=${(input) => to(Number(input.currentTarget.value))} />
+    <button type="button" onClick=${() => to(place + 1)} disabled=${place >= events.length - 1}
+      aria-label="One event on">›</button>
+    <span class="mono small">${event ? `${event.meta.index} · ${event.type} · ${clock(event.meta.at)}` : "no events"}
+      </span>
     <a href="${here}/${tab}">Back to now</a>
   </div>`;
 }

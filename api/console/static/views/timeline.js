@@ -22,7 +22,8 @@ export function Timeline({ id, state }) {
     <section class="timeline ${rows.some((each) => each.cost > 0) ? "" : "free"}" aria-label="Timeline">
       ${error && html`<${Problem} error=${error} what="The list of attempts" />`}
       <${Rows} items=${rows} keyOf=${(each) => each.key} guess=${28} stick label="Turns, model calls and tools"
-        row=${(each) => html`<${Line} line=${each} now=${now} chosen=${each.key === chosen} choose=${choose} want=${want} />`} />
+        row=${(each) => html`<${Line} line=${each} now=${now} chosen=${each.key === chosen} choose=${choose}
+          want=${want} />`} />
     </section>
     ${line && html`<${Detail} line=${line} close=${() => choose(null)} />`}
   </div>`;
@@ -36,7 +37,10 @@ function useReports(id, state) {
   const [reports, setReports] = useState({ attempts: [], deliveries: [], error: null });
   const wanted = useRef(new Set());
   const seen = useRef(new Map());
-  const steps = state.turns.reduce((sum, turn) => sum + turn.steps.length + turn.items.filter((item) => item.endedAt).length, 0);
+  const steps = state.turns.reduce(
+    (sum, turn) => sum + turn.steps.length + turn.items.filter((item) => item.endedAt).length,
+    0,
+  );
   const short = state.turns.length <= SHORT;
   const last = state.turns.at(-1)?.number;
   const [round, again] = useState(0);
@@ -44,16 +48,35 @@ function useReports(id, state) {
     const stop = new AbortController();
     const timer = setTimeout(async () => {
       const first = seen.current.size === 0 && short;
-      const turns = first ? [null] : [...new Set([last, ...wanted.current])].filter((turn) => turn === last || !seen.current.has(turn)).slice(-AT_ONCE);
+      const turns = first
+        ? [null]
+        : [...new Set([last, ...wanted.current])]
+            .filter((turn) => turn === last || !seen.current.has(turn))
+            .slice(-AT_ONCE);
       try {
-        const deliveries = await all(path`v1/sessions/${id}/deliveries`, "deliveries", {}, stop.signal, first ? PAGES : 1);
+        const deliveries = await all(
+          path`v1/sessions/${id}/deliveries`,
+          "deliveries",
+          {},
+          stop.signal,
+          first ? PAGES : 1,
+        );
         for (const turn of turns) {
           const found = await all(path`v1/sessions/${id}/attempts`, "attempts", { turn }, stop.signal);
           if (turn === null) for (const each of state.turns) seen.current.set(each.number, []);
-          for (const number of new Set([turn, ...found.map(numberOf)])) if (number !== null) seen.current.set(number, found.filter((each) => numberOf(each) === number));
+          for (const number of new Set([turn, ...found.map(numberOf)]))
+            if (number !== null)
+              seen.current.set(
+                number,
+                found.filter((each) => numberOf(each) === number),
+              );
         }
         wanted.current.clear();
-        setReports((before) => ({ attempts: [...seen.current.values()].flat(), deliveries: merged(before.deliveries, deliveries), error: null }));
+        setReports((before) => ({
+          attempts: [...seen.current.values()].flat(),
+          deliveries: merged(before.deliveries, deliveries),
+          error: null,
+        }));
       } catch (error) {
         if (!stop.signal.aborted) setReports((before) => ({ ...before, error }));
       }
@@ -106,11 +129,14 @@ function Line({ line, now, chosen, choose, want }) {
   useEffect(() => want(line.scale.turn), [line.scale.turn]);
   const took = line.from ? millis(line.from, line.to ?? now) : null;
   const tokens = line.usage ? line.usage.input + line.usage.output : 0;
-  return html`<button type="button" class="line ${line.kind} ${line.status}" aria-pressed=${chosen} onClick=${() => choose(chosen ? null : line.key)}>
+  return html`<button type="button" class="line ${line.kind} ${line.status}" aria-pressed=${chosen}
+    onClick=${() => choose(chosen ? null : line.key)}>
     <span class="line-label">${line.kind === "turn" ? html`<b>${line.label}</b>` : oneLine(line.label, 60)}
-      ${line.retries > 0 && html` <span class="retries" title="Attempts after the first">${line.retries}× again</span>`}</span>
+      ${line.retries > 0 && html` <span class="retries" title="Attempts after the first">${line.retries}× again
+        </span>`}</span>
     <span class="line-bar"><${Bar} line=${line} now=${now} /></span>
-    <span class="line-time">${took !== null && (line.to || line.kind === "turn" || line.status === "running") ? duration(took) : line.status === "asking" ? "waits" : "–"}</span>
+    <span class="line-time">${took !== null && (line.to || line.kind === "turn" || line.status === "running")
+      ? duration(took) : line.status === "asking" ? "waits" : "–"}</span>
     <span class="line-tokens">${tokens > 0 ? count(tokens) : ""}</span>
     <span class="line-cost">${line.cost > 0 ? dollars(line.cost) : ""}</span>
   </button>`;
@@ -122,32 +148,47 @@ function Bar({ line, now }) {
   const place = (at) => Math.min(100, Math.max(0, ((Date.parse(at) - from) / length) * 100));
   const bar = (begin, end, kind) => {
     const left = Math.min(99.4, place(begin));
-    return html`<i class=${kind} style=${{ left: `${left}%`, width: `${Math.max(0.6, place(end ?? now) - left)}%` }}></i>`;
+    return html`<i class=${kind} style=${{ left: `${left}%`, width: `${Math.max(0.6, place(end ?? now) - left)}%` }}>
+      </i>`;
   };
   return html`${line.waited && bar(line.waited.from, line.waited.to, "waited")}
-    ${line.attempts.length > 1 ? line.attempts.map((each) => bar(each.startedAt, each.endedAt, each.status === "succeeded" ? "took" : "lost"))
-    : (line.from && line.status !== "asking") && bar(line.from, line.to, "took")}`;
+    ${
+      line.attempts.length > 1
+        ? line.attempts.map((each) => bar(each.startedAt, each.endedAt, each.status === "succeeded" ? "took" : "lost"))
+        : line.from && line.status !== "asking" && bar(line.from, line.to, "took")
+    }`;
 }
 
 function Detail({ line, close }) {
   const { call, attempts, waited, usage, error } = line;
   return html`<aside class="detail" aria-label="Detail">
-    <header><h2>${oneLine(line.label, 80)}</h2><button type="button" class="quiet" onClick=${close} aria-label="Close">✕</button></header>
+    <header><h2>${oneLine(line.label, 80)}</h2><button type="button" class="quiet" onClick=${close}
+      aria-label="Close">✕</button></header>
     <dl>
       <dt>Status</dt><dd>${line.status}</dd>
       ${line.from && html`<dt>Began</dt><dd>${moment(line.from)}</dd>`}
       ${line.to && html`<dt>Took</dt><dd>${duration(millis(line.from, line.to))}</dd>`}
-      ${waited && html`<dt>Waited for people</dt><dd>${waited.to ? duration(millis(waited.from, waited.to)) : "still waits"}</dd>`}
-      ${usage && usage.input + usage.output > 0 && html`<dt>Tokens</dt><dd>${count(usage.input)} in, ${count(usage.output)} out</dd>`}
+      ${waited && html`<dt>Waited for people</dt><dd>${waited.to ? duration(millis(waited.from, waited.to))
+        : "still waits"}</dd>`}
+      ${usage && usage.input + usage.output > 0 && html`<dt>Tokens</dt>
+        <dd>${count(usage.input)} in, ${count(usage.output)} out</dd>`}
       ${line.cost > 0 && html`<dt>Cost</dt><dd>${dollars(line.cost)}</dd>`}
       ${line.delivery && html`<dt>Delivery</dt><dd><code>${line.delivery.deliveryId}</code></dd>`}
-      ${call?.childSessionId && html`<dt>Session</dt><dd><a href="#/sessions/${encodeURIComponent(call.childSessionId)}">${call.childSessionId}</a></dd>`}
+      ${call?.childSessionId && html`<dt>Session</dt><dd><a
+        href="#/sessions/${encodeURIComponent(call.childSessionId)}">${call.childSessionId}</a></dd>`}
     </dl>
     ${error && html`<p class="problem">${oneLine(error.code ?? "", 80)}: ${oneLine(error.message ?? "", 2000)}</p>`}
-    ${attempts.length > 0 && html`<h3>Attempts</h3><ol class="attempts">${attempts.map((each) => html`<li key=${each.attemptId}>
-      <b>${each.number}</b> <span class="status ${each.status}">${each.status}</span> ${each.endedAt ? duration(millis(each.startedAt, each.endedAt)) : "runs"}
+    ${
+      attempts.length > 0 &&
+      html`<h3>Attempts</h3><ol class="attempts">${attempts.map(
+        (each) => html`<li key=${each.attemptId}>
+      <b>${each.number}</b> <span class="status ${each.status}">${each.status}</span> ${each.endedAt
+        ? duration(millis(each.startedAt, each.endedAt)) : "runs"}
       <span class="dim small"> at ${clock(each.startedAt)} by ${oneLine(each.worker, 80)}</span>
-      ${each.error && html`<p class="dim small">${oneLine(each.error.type, 80)}: ${oneLine(each.error.message, 400)}</p>`}</li>`)}</ol>`}
+      ${each.error && html`<p class="dim small">${oneLine(each.error.type, 80)}: ${oneLine(each.error.message, 400)}
+        </p>`}</li>`,
+      )}</ol>`
+    }
     ${call && html`<h3>Arguments</h3><${Json} value=${call.input ?? call.request?.arguments} />`}
     ${call?.endedAt && html`<h3>Output</h3><${Json} value=${call.output} />`}
   </aside>`;
