@@ -49,9 +49,11 @@ async def test_info_lists_the_tools_with_their_schemas(api: Api) -> None:
     assert tool["requiresApproval"] is False
 
 
-@pytest.mark.parametrize(
-    "instructions", [Prompt(Section("Objective", "Be kind."), Progress()), lambda view: "Be kind."]
-)
+def kindness(_: SessionView) -> str:
+    return "Be kind."
+
+
+@pytest.mark.parametrize("instructions", [kindness, Prompt(Section("Objective", "Be kind."), Progress())])
 def test_instructions_that_are_rendered_later_are_dynamic(instructions: Any) -> None:
     described = describe(Agent(name="boss", instructions=instructions), development=True)["instructions"]
 

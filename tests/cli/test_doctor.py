@@ -1,7 +1,11 @@
-"""`perdure doctor`: what is wrong, in time, and without a trace."""
+"""`perdure doctor`: what is wrong, in time, and without a trace.
+
+Its probes have time limits: a test that needs one of them to end well has the machine to itself.
+"""
 
 import contextlib
 import json
+import re
 import socket
 import subprocess
 import time
@@ -49,6 +53,7 @@ def statuses(found: Found) -> dict[str, str]:
     return {probe: max((each["status"] for each in listed), key=order.index) for probe, listed in found.items()}
 
 
+@pytest.mark.alone
 def test_a_deployment_that_is_well_has_nothing_to_mend(stack: Stack) -> None:
     port = stack.api_urls[0].rpartition(":")[2]
 
@@ -66,6 +71,7 @@ def test_a_deployment_that_is_well_has_nothing_to_mend(stack: Stack) -> None:
     assert {"search", "retention", "builds", "clock", "agents", "versions", "keys", "settings", "folder"} <= set(found)
 
 
+@pytest.mark.alone
 def test_queues_without_a_worker_are_named(stack: Stack) -> None:
     elsewhere = {**clean_environment(), **stack.environment, "PERDURE_TASK_QUEUE": "nobody"}
 
@@ -76,6 +82,7 @@ def test_queues_without_a_worker_are_named(stack: Stack) -> None:
     assert found["workers"][0]["status"] == "warn"
 
 
+@pytest.mark.alone
 def test_an_empty_folder_is_no_failure_and_stays_empty(tmp_path: Path) -> None:
     environment = clean_environment() | {"PERDURE_PORT": str(free_port()), "HOME": str(tmp_path)}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -144,6 +151,7 @@ def commands_of(*words: str, environment: dict[str, str], folder: Path) -> "subp
     )
 
 
+@pytest.mark.alone
 def test_a_provider_that_does_not_answer_is_said(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         'from perdure import Agent\nagent = Agent(name="mine", model="openai-chat:gpt-x")\n'
@@ -158,11 +166,13 @@ def test_a_provider_that_does_not_answer_is_said(tmp_path: Path) -> None:
         done = commands_of("--agents", "mine:agent", "--call", environment=environment, folder=tmp_path)
 
     assert done.returncode == 1
-    assert "openai-chat:gpt-x did not answer" in done.stdout
+    # The call, or on a busy machine the process that makes it.
+    assert re.search(r"FAIL  model +(openai-chat:gpt-x did not answer|No model answered) within", done.stdout)
     assert "Set: OPENAI_API_KEY." in done.stdout
     assert "hidden" not in done.stdout + done.stderr
 
 
+@pytest.mark.alone
 def test_a_model_is_called_only_when_asked_for(tmp_path: Path) -> None:
     environment = clean_environment()
 

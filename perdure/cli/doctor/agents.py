@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import NoReturn
 
 from perdure.dev.supervisor import die_with_parent, kill_group
 from perdure.settings import Settings
@@ -17,6 +18,7 @@ from .findings import Finding, fail, ok
 _TAIL = 65_536
 #: Seconds that are left for what comes after the calls.
 _REST = 1.5
+_REACH = "See whether its provider is reachable."
 
 
 async def declarations(settings: Settings, seconds: float) -> Sequence[Finding]:
@@ -35,9 +37,10 @@ async def declarations(settings: Settings, seconds: float) -> Sequence[Finding]:
 async def call_models(settings: Settings, seconds: float) -> Sequence[Finding]:
     """Whether each model of the agents answers."""
     code, lines = await _said(["-m", __name__, str(time.time() + seconds - _REST)], settings, seconds)
-    if code != 0 or not lines:
-        todo = "See the line about the agents."
-        return [fail("model", "No model was called." if code else f"No answer within {seconds:g} s.", todo)]
+    if code is None:
+        return [fail("model", f"No model answered within {seconds:g} s.", _REACH)]
+    if code or not lines:
+        return [fail("model", "No model was called.", "See the line about the agents.")]
     return [Finding(**each) for each in json.loads(lines[-1])]
 
 
@@ -94,7 +97,7 @@ async def _call(name: str, deadline: float) -> Finding:
         async with asyncio.timeout(seconds):
             reply = await answer()
     except TimeoutError:
-        return fail("model", f"{name} did not answer within {seconds:g} s.", "See whether its provider is reachable.")
+        return fail("model", f"{name} did not answer within {seconds:g} s.", _REACH)
     except ModelFailed as failed:
         return fail("model", f"{failed.message} {failed.reason or ''}".rstrip(), "See its key, its name and its quota.")
     used = "" if reply is None else f", and used {reply.usage.input_tokens + reply.usage.output_tokens} tokens"
@@ -112,6 +115,13 @@ async def _call_all(deadline: float) -> Sequence[Finding]:
     return await asyncio.gather(*(_call(name, deadline) for name in models))
 
 
-if __name__ == "__main__":
-    findings = asyncio.run(_call_all(float(sys.argv[1])))
+async def _main(deadline: float) -> NoReturn:
+    findings = await _call_all(deadline)
     sys.stdout.write(json.dumps([asdict(each) for each in findings]) + "\n")
+    sys.stdout.flush()
+    # Connections that do not answer are not closed in time, either.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    asyncio.run(_main(float(sys.argv[1])))

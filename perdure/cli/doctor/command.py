@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 #: Seconds that a probe has. The model's is the longest, so this is how long all of it takes at most.
-SERVER, LOADING, CALL = 6.0, 8.0, 10.0
+SERVER, LOADING, CALL = 6.0, 11.0, 12.0
 #: Seconds that probes which were given up have to end.
 _END = 0.5
 
