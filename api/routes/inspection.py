@@ -12,7 +12,7 @@ from starlette.responses import Response
 from api.auth import Gate, Operators
 from api.requests import Scopes, known_id, limit, moment, name, one_of, tag, turn, words
 from api.responses import NO_STORE, flags, reply
-from api.views import describe, waiting_for
+from api.views import describe
 from perdure.errors import DeadLetterNotFound, RunNotFound
 from perdure.protocol import names
 from perdure.protocol.deliveries import LOCAL, Mode, Principal
@@ -24,6 +24,7 @@ from perdure.runtime.reports.attempts import SOURCE, lease, shown
 from perdure.runtime.reports.family import Family
 from perdure.runtime.reports.journal import journal
 from perdure.runtime.reports.timeline import Timeline
+from perdure.runtime.reports.why import waiting_for
 from perdure.runtime.sessions import Description, Sessions
 from perdure.session.state import read_turn_number
 from perdure.store.attempts import AttemptPage, AttemptQuery
@@ -57,7 +58,7 @@ class InspectionRoutes:
             created_before=moment("createdBefore", params.get("createdBefore")),
         )
         page = await self._sessions.search(search)
-        waiting = await waits(self._sessions, *page.sessions)
+        waiting = await waits_of(self._sessions, *page.sessions)
         listed: JsonObject = {"sessions": [summary(row, waiting[row.session_id]) for row in page.sessions]}
         if page.next_cursor is not None:
             listed["nextCursor"] = page.next_cursor
@@ -68,7 +69,7 @@ class InspectionRoutes:
         principal = await self._gate.admit(request)
         session_id = known_id(request.path_params["session_id"])
         description = await self._sessions.describe(session_id, principal)
-        return reply(detail(description, (await waits(self._sessions, description.row))[session_id]))
+        return reply(detail(description, (await waits_of(self._sessions, description.row))[session_id]))
 
     async def why(self, request: Request) -> Response:
         """Why one session does not move, in a sentence."""
@@ -82,7 +83,7 @@ class InspectionRoutes:
         return reply(tree(family))
 
 
-async def waits(sessions: Sessions, *rows: SessionRow) -> Mapping[str, Waits]:
+async def waits_of(sessions: Sessions, *rows: SessionRow) -> Mapping[str, Waits]:
     """What these sessions wait for; those that run, or have ended, wait for nothing."""
     found = await sessions.waits([row.session_id for row in rows if row.status in ("starting", "waiting")])
     return {row.session_id: found.get(row.session_id, Waits()) for row in rows}

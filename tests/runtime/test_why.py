@@ -7,8 +7,7 @@ import httpx2
 import pytest
 
 from perdure.protocol.deliveries import LOCAL, Capabilities
-from perdure.runtime.reports.why import Facts as Known
-from perdure.runtime.reports.why import Task, explain
+from perdure.runtime.reports.why import SessionFacts, Task, explain
 from perdure.store.values import SessionRow
 from tests.support.plugin import StackFactory
 from tests.support.stack import Stack
@@ -180,7 +179,7 @@ async def test_the_health_of_a_deployment_names_its_queues_and_workers(stack: St
     ],
 )
 def test_the_reason_that_matters_most_is_told(tasks: list[Task] | None, code: str, words: str) -> None:
-    found = explain(Known(a_row(status="running"), calls=("pay",), tasks=tasks), NOW)
+    found = explain(SessionFacts(a_row(status="running"), calls=("pay",), tasks=tasks), NOW)
 
     assert found.code == code
     assert words in found.sentence
@@ -188,7 +187,7 @@ def test_the_reason_that_matters_most_is_told(tasks: list[Task] | None, code: st
 
 @pytest.mark.parametrize(("driver", "words"), [(None, "is missing"), ("terminated", "has ended (terminated)")])
 def test_a_session_without_its_workflow_says_so(driver: str | None, words: str) -> None:
-    found = explain(Known(a_row(status="waiting"), tasks=(), driver=driver), NOW)
+    found = explain(SessionFacts(a_row(status="waiting"), tasks=(), driver=driver), NOW)
 
     assert (found.code, words in found.sentence) == ("no_workflow", True)
 
@@ -206,6 +205,6 @@ def test_a_session_without_its_workflow_says_so(driver: str | None, words: str) 
     ],
 )
 def test_what_cannot_move_by_itself_says_so(row: dict[str, Any], code: str, words: str) -> None:
-    found = explain(Known(a_row(**row)), NOW)
+    found = explain(SessionFacts(a_row(**row)), NOW)
 
     assert (found.code, words in found.sentence) == (code, True)

@@ -24,7 +24,7 @@ from perdure.protocol.inputs import Responders
 from perdure.protocol.wire import JsonObject
 from perdure.store.base import Store
 from perdure.store.engine.rows import stamp
-from perdure.store.inputs import InputRow
+from perdure.store.inputs import InputRow, Waits
 from perdure.store.values import SessionQuery, SessionRow
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Facts:
+class SessionFacts:
     """What is known of a session."""
 
     row: SessionRow
@@ -115,12 +115,12 @@ class Facts:
 async def why(store: Store, client: Client, drivers: DriverClient, row: SessionRow) -> Why:
     """Why this session does not move."""
     if row.ended or row.attention is not None:
-        return explain(Facts(row), time.time())
+        return explain(SessionFacts(row), time.time())
     waits = (await store.waits([row.session_id]))[row.session_id]
     children = await _children(store, row)
     calls = await _open_calls(store, row) if row.status == "running" else ()
     tasks, driver = await _under_way(client, drivers, row)
-    return explain(Facts(row, waits.inputs, waits.queued, children, calls, tasks, driver), time.time())
+    return explain(SessionFacts(row, waits.inputs, waits.queued, children, calls, tasks, driver), time.time())
 
 
 async def _children(store: Store, row: SessionRow) -> Sequence[SessionRow]:
@@ -215,7 +215,28 @@ def _since(pending: PendingActivityInfo, state: str) -> float:
     return ended if state == "backoff" and ended else _seconds(pending.scheduled_time)
 
 
-def explain(facts: Facts, now: float) -> Why:
+def waiting_for(row: SessionRow, waits: Waits) -> str | None:
+    """What a session waits for, as the store alone knows it; None while it runs, and when it has ended."""
+    # Deliveries wait until open requests are closed, so the session waits for the requests.
+    queued = waits.queued
+    if row.attention is not None:
+        return f"A worker or an operator that can help: {row.attention['message']}"
+    match row.status:
+        case "waiting" if waits.inputs:
+            return waits_for_people(waits.inputs).sentence
+        case "starting" | "waiting" if queued and row.unsignalled:
+            return f"Temporal, which could not be reached: {_deliveries(queued)} accepted, and signalled later."
+        case "starting":
+            return "A worker that takes up its first turn."
+        case "waiting" if queued:
+            return f"A worker that takes up its next turn: {_deliveries(queued)} queued."
+        case "waiting":
+            return "The next message."
+        case "running" | "completed" | "failed":
+            return None
+
+
+def explain(facts: SessionFacts, now: float) -> Why:
     """The one reason that matters most: an end, then people, then what Temporal cannot do, then what it does."""
     row = facts.row
     if row.ended:
@@ -303,7 +324,7 @@ def _code(task: Task, now: float) -> TaskCode:
             return "working"
 
 
-def _at_work(facts: Facts, task: Task, now: float) -> Why:
+def _at_work(facts: SessionFacts, task: Task, now: float) -> Why:
     what, since = _what(task, facts.calls), _stamp(task.since)
     who = [task.worker] if task.worker else []
     details: JsonObject = {"attempt": task.attempt}
@@ -356,7 +377,7 @@ def _waits_for_children(children: Sequence[SessionRow]) -> Why:
     return Why("children", f"It waits for {', '.join(shown)}{more}.", details={"sessions": ids})
 
 
-def _at_rest(facts: Facts) -> Why:
+def _at_rest(facts: SessionFacts) -> Why:
     row = facts.row
     if facts.queued:
         return Why("queued", f"A worker takes up its next turn: {_deliveries(facts.queued)} queued.")
