@@ -10,7 +10,6 @@ from api.responses import reply
 from perdure.agents.agent import DEMO, Agent
 from perdure.agents.registry import AgentRegistry
 from perdure.agents.tool import Tool
-from perdure.errors import Forbidden
 from perdure.protocol.wire import JsonObject
 from perdure.runtime.reports.health import Health
 from perdure.settings import Settings
@@ -38,16 +37,12 @@ class OverviewRoutes:
         """How the parts of the deployment are; who works there is for operators."""
         principal = await self._gate.admit(request)
         found = await self._health.look()
-        url = self._settings.database_url
-        store = {"kind": "sqlite" if url is None or not url.get_secret_value().startswith("postgres") else "postgres"}
+        store = {"kind": "sqlite" if self._settings.database.startswith("sqlite") else "postgres"}
         shown: JsonObject = {**found, "store": {**store, **found["store"]}}
         if self._settings.build_id is not None:
             shown["build"] = self._settings.build_id
-        if not self._open:
-            try:
-                self._operators.check(principal)
-            except Forbidden:
-                return reply(_without_workers(shown))
+        if not (self._open or self._operators.include(principal)):
+            return reply(_without_workers(shown))
         temporal = {"address": self._settings.temporal_address, "ui": self._settings.temporal_ui_url}
         return reply({**shown, "temporal": {**shown["temporal"], **temporal}})
 
