@@ -1,4 +1,4 @@
-"""Connections to Temporal, what its UI can search by, and the secret of continuation tokens, from the settings."""
+"""From the settings: connections to Temporal, its search attributes, the secret of tokens, and what telemetry emits."""
 
 import asyncio
 import contextlib
