@@ -36,14 +36,14 @@ async def begun(http: httpx2.AsyncClient, message: str, agent: str = "concierge"
     return made.json()["sessionId"]
 
 
-async def why(http: httpx2.AsyncClient, session_id: str, code: str) -> dict[str, Any]:
-    """The answer, once its code is this one."""
+async def why(http: httpx2.AsyncClient, session_id: str, code: str, words: str = "") -> dict[str, Any]:
+    """The answer, once its code is this one, and its sentence has these words."""
     answer: dict[str, Any] = {}
 
     async def is_so() -> bool:
         nonlocal answer
         answer = (await http.get(f"/v1/sessions/{session_id}/why")).json()
-        return answer.get("code") == code
+        return answer.get("code") == code and words in answer["sentence"]
 
     try:
         await until(is_so, code)
@@ -98,9 +98,7 @@ async def test_a_session_says_that_the_model_replies(stack: Stack) -> None:
     async with httpx2.AsyncClient(base_url=stack.api_urls[0]) as http:
         session_id = await begun(http, "drip 200 words delay 30")
 
-        answer = await why(http, session_id, "working")
-        while "model call" not in answer["sentence"]:
-            answer = await why(http, session_id, "working")
+        answer = await why(http, session_id, "working", "model call")
 
     assert answer["sentence"] == "It works: the model call."
     assert answer["who"], answer
