@@ -1,9 +1,8 @@
 """What callers may look at: sessions, attempts, failed turns, agents, and whether the service answers."""
 
-import asyncio
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 from starlette.datastructures import QueryParams
 from starlette.requests import Request
@@ -11,11 +10,11 @@ from starlette.responses import Response
 
 from api.auth import Gate, Operators
 from api.requests import Scopes, known_id, limit, moment, name, one_of, tag, turn, words
-from api.responses import NO_STORE, flags, reply
+from api.responses import flags, reply
 from api.views import describe
 from perdure.errors import DeadLetterNotFound, RunNotFound
 from perdure.protocol import names
-from perdure.protocol.deliveries import LOCAL, Mode, Principal
+from perdure.protocol.deliveries import Mode, Principal
 from perdure.protocol.events import Usage
 from perdure.protocol.stream_policy import StreamPolicy
 from perdure.protocol.wire import JsonObject
@@ -34,9 +33,6 @@ from perdure.store.engine.rows import stamp
 from perdure.store.inputs import Waits
 from perdure.store.lifecycle import DeadLetter, DeadLetterQuery, DeadLetterStatus
 from perdure.store.values import SessionQuery, SessionRow, ShownStatus
-
-if TYPE_CHECKING:
-    from perdure.telemetry.scrape import Scrape
 
 #: The last second that a date can show. Builds before the limit of deadlines have stored later ones.
 _LAST_SECOND = 253_402_300_799.0
@@ -321,18 +317,3 @@ class AboutRoutes:
         agent = self._scopes.agent(request)
         await self._gate.admit(request)
         return reply(describe(agent, development=self._development))
-
-
-class MetricsRoutes:
-    def __init__(self, gate: Gate, operators: Operators, scrape: "Scrape") -> None:
-        self._gate = gate
-        self._operators = operators
-        self._scrape = scrape
-
-    async def show(self, request: Request) -> Response:
-        """What this process has measured, for Prometheus: to operators, and on a development machine."""
-        principal = await self._gate.admit(request)
-        if principal != LOCAL:
-            self._operators.check(principal)
-        body = await asyncio.to_thread(self._scrape.text)
-        return Response(body, headers={**NO_STORE, "content-type": self._scrape.content_type})
