@@ -27,8 +27,8 @@ from .routes.deliveries import DeliveryRoutes
 from .routes.events import EventRoutes
 from .routes.flue import AgentRoutes, RunReader
 from .routes.inputs import InputRoutes
-from .routes.inspection import AboutRoutes, AttemptRoutes, DeadLetterRoutes, InspectionRoutes, MetricsRoutes
-from .routes.overview import OverviewRoutes
+from .routes.inspection import AboutRoutes, AttemptRoutes, DeadLetterRoutes, InspectionRoutes
+from .routes.overview import MetricsRoutes, OverviewRoutes
 from .routes.runs import RunRoutes
 from .routes.sessions import CallbackRoutes, SessionRoutes
 from .routes.streams import HEADERS, MOST_APPENDED, PREFIX, StreamRoutes

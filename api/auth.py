@@ -99,11 +99,14 @@ class Operators:
         names = [each.strip() for each in named.split(",") if each.strip()]
         self._addresses = frozenset(each if ":" in each else f"api-key:{each}" for each in names)
 
-    def check(self, principal: Principal) -> None:
-        """`Forbidden` for all others, also on a development machine."""
+    def include(self, principal: Principal) -> bool:
         roles = principal.attributes.get("role", ())
         held = (roles,) if isinstance(roles, str) else roles
-        if OPERATOR not in held and principal.address not in self._addresses:
+        return OPERATOR in held or principal.address in self._addresses
+
+    def check(self, principal: Principal) -> None:
+        """`Forbidden` for all others, also on a development machine."""
+        if not self.include(principal):
             raise Forbidden("This is for operators.")
 
 

@@ -16,8 +16,9 @@ from perdure.agents.registry import load_agents, load_runs
 from perdure.errors import Misconfigured
 from perdure.runtime.connect import telemetry_choices
 from perdure.runtime.open import open_sessions
+from perdure.runtime.reports.health import BacklogGauges
 from perdure.runtime.streams.written import StreamSweeper
-from perdure.runtime.sweeper import BacklogGauges, Retention
+from perdure.runtime.sweeper import Retention
 from perdure.settings import Settings
 from perdure.store.lifecycle import Keep
 from perdure.store.open import checked_store

@@ -1,13 +1,10 @@
-"""The JSON of sessions, input requests and agents."""
+"""The JSON of an agent, as the contract shows it."""
 
 from typing import Any
 
 from perdure.agents.agent import DEMO, Agent
 from perdure.agents.tool import Tool
 from perdure.protocol.wire import JsonObject
-from perdure.runtime.reports.why import waits_for_people
-from perdure.store.inputs import Waits
-from perdure.store.values import SessionRow
 
 
 def describe(agent: Agent, *, development: bool) -> JsonObject:
@@ -126,31 +123,3 @@ def _channel(method: str, path: str) -> JsonObject:
         "origin": "framework",
         "urlPath": path,
     }
-
-
-_NOTHING = Waits()
-
-
-def waiting_for(row: SessionRow, waits: Waits = _NOTHING) -> str | None:
-    """What the session waits for, in words; None while it runs, and when it has ended."""
-    # Deliveries wait until open requests are closed, so the session waits for the requests.
-    queued = waits.queued
-    if row.attention is not None:
-        return f"A worker or an operator that can help: {row.attention['message']}"
-    match row.status:
-        case "waiting" if waits.inputs:
-            return waits_for_people(waits.inputs).sentence
-        case "starting" | "waiting" if queued and row.unsignalled:
-            return f"Temporal, which could not be reached: {_deliveries(queued)} accepted, and signalled later."
-        case "starting":
-            return "A worker that takes up its first turn."
-        case "waiting" if queued:
-            return f"A worker that takes up its next turn: {_deliveries(queued)} queued."
-        case "waiting":
-            return "The next message."
-        case "running" | "completed" | "failed":
-            return None
-
-
-def _deliveries(count: int) -> str:
-    return "1 delivery is" if count == 1 else f"{count} deliveries are"

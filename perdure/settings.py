@@ -220,14 +220,15 @@ class Settings(BaseSettings):
         return stream_policy(_names(self.stream_exclude), _names(self.stream_redact))
 
     @property
-    def content_destinations(self) -> tuple[str, ...]:
-        """Where content may go."""
+    def content_destinations(self) -> frozenset[Literal["traces", "logs"]]:
+        """Where content may go. `Invalid` when one of the names is none."""
         named = _names(self.telemetry_content)
-        if named == ("off",):
-            return ()
-        if unknown := [each for each in named if each not in ("traces", "logs")]:
-            raise Invalid(f"PERDURE_TELEMETRY_CONTENT is off, traces, logs or traces,logs; not {unknown[0]!r}.")
-        return named
+        found: set[Literal["traces", "logs"]] = set()
+        for name in () if named == ("off",) else named:
+            if name not in ("traces", "logs"):
+                raise Invalid(f"PERDURE_TELEMETRY_CONTENT is off, traces, logs or traces,logs; not {name!r}.")
+            found.add(name)
+        return frozenset(found)
 
     @property
     def metrics_listener(self) -> tuple[str, int] | None:

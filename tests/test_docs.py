@@ -7,15 +7,19 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, get_args
 
 import pytest
+from typer.core import TyperGroup
+from typer.main import get_command
 
 import perdure
 import perdure.client
 import perdure.testing
+from perdure.cli.commands import app
 from perdure.protocol.events import EVENT_EXPIRED, SESSION_STALLED, BesideType, EventType
 from perdure.protocol.stream_policy import EVENT_EXCLUDED
+from perdure.runtime.reports.why import WhyCode
 from perdure.settings import Settings
 from perdure.testing import ScriptedModel, call, play
 from tests import rooms
@@ -46,6 +50,22 @@ def test_every_event_is_documented_and_no_other() -> None:
     }
 
     assert set(re.findall(r"^\| `([a-z]+\.[a-z._]+)` \|", page, re.MULTILINE)) == known
+
+
+def test_every_command_is_documented() -> None:
+    page = (ROOT / "docs" / "commands.md").read_text()
+    group = get_command(app)
+    assert isinstance(group, TyperGroup)
+
+    assert [name for name in group.commands if not re.search(rf"^\|.*`perdure {name}[ `]", page, re.MULTILINE)] == []
+
+
+def test_every_reason_why_a_session_does_not_move_is_documented() -> None:
+    page = (ROOT / "docs" / "http.md").read_text()
+    codes = [code for part in get_args(WhyCode) for code in get_args(part)]
+
+    assert {"ended", "working"} <= set(codes)
+    assert [code for code in codes if not re.search(rf"^\| .*`{code}`.* \|", page, re.MULTILINE)] == []
 
 
 #: Their texts in capitals are names of variables of the environment.

@@ -8,7 +8,7 @@ from api.bodies import BodyReader, Fields, read_tags
 from api.controls import checkpoint_id
 from api.requests import known_id, limit
 from api.responses import reply
-from api.routes.inspection import summary, waits
+from api.routes.inspection import summary, waits_of
 from perdure.bounds import quoted
 from perdure.errors import CheckpointNotFound, Invalid
 from perdure.protocol.stream_policy import StreamPolicy
@@ -81,7 +81,7 @@ class CheckpointRoutes:
         return await self._shown(row)
 
     async def _shown(self, row: SessionRow) -> Response:
-        return reply(summary(row, (await waits(self._sessions, row))[row.session_id]))
+        return reply(summary(row, (await waits_of(self._sessions, row))[row.session_id]))
 
 
 def parse_change(fields: Fields) -> dict[str, str | None]:

@@ -1,9 +1,8 @@
 """What callers may look at: sessions, attempts, failed turns, agents, and whether the service answers."""
 
-import asyncio
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 from starlette.datastructures import QueryParams
 from starlette.requests import Request
@@ -11,11 +10,11 @@ from starlette.responses import Response
 
 from api.auth import Gate, Operators
 from api.requests import Scopes, known_id, limit, moment, name, one_of, tag, turn, words
-from api.responses import NO_STORE, flags, reply
-from api.views import describe, waiting_for
+from api.responses import flags, reply
+from api.views import describe
 from perdure.errors import DeadLetterNotFound, RunNotFound
 from perdure.protocol import names
-from perdure.protocol.deliveries import LOCAL, Mode, Principal
+from perdure.protocol.deliveries import Mode, Principal
 from perdure.protocol.events import Usage
 from perdure.protocol.stream_policy import StreamPolicy
 from perdure.protocol.wire import JsonObject
@@ -24,6 +23,7 @@ from perdure.runtime.reports.attempts import SOURCE, lease, shown
 from perdure.runtime.reports.family import Family
 from perdure.runtime.reports.journal import journal
 from perdure.runtime.reports.timeline import Timeline
+from perdure.runtime.reports.why import waiting_for
 from perdure.runtime.sessions import Description, Sessions
 from perdure.session.state import read_turn_number
 from perdure.store.attempts import AttemptPage, AttemptQuery
@@ -33,9 +33,6 @@ from perdure.store.engine.rows import stamp
 from perdure.store.inputs import Waits
 from perdure.store.lifecycle import DeadLetter, DeadLetterQuery, DeadLetterStatus
 from perdure.store.values import SessionQuery, SessionRow, ShownStatus
-
-if TYPE_CHECKING:
-    from perdure.telemetry.scrape import Scrape
 
 #: The last second that a date can show. Builds before the limit of deadlines have stored later ones.
 _LAST_SECOND = 253_402_300_799.0
@@ -57,7 +54,7 @@ class InspectionRoutes:
             created_before=moment("createdBefore", params.get("createdBefore")),
         )
         page = await self._sessions.search(search)
-        waiting = await waits(self._sessions, *page.sessions)
+        waiting = await waits_of(self._sessions, *page.sessions)
         listed: JsonObject = {"sessions": [summary(row, waiting[row.session_id]) for row in page.sessions]}
         if page.next_cursor is not None:
             listed["nextCursor"] = page.next_cursor
@@ -68,7 +65,7 @@ class InspectionRoutes:
         principal = await self._gate.admit(request)
         session_id = known_id(request.path_params["session_id"])
         description = await self._sessions.describe(session_id, principal)
-        return reply(detail(description, (await waits(self._sessions, description.row))[session_id]))
+        return reply(detail(description, (await waits_of(self._sessions, description.row))[session_id]))
 
     async def why(self, request: Request) -> Response:
         """Why one session does not move, in a sentence."""
@@ -82,7 +79,7 @@ class InspectionRoutes:
         return reply(tree(family))
 
 
-async def waits(sessions: Sessions, *rows: SessionRow) -> Mapping[str, Waits]:
+async def waits_of(sessions: Sessions, *rows: SessionRow) -> Mapping[str, Waits]:
     """What these sessions wait for; those that run, or have ended, wait for nothing."""
     found = await sessions.waits([row.session_id for row in rows if row.status in ("starting", "waiting")])
     return {row.session_id: found.get(row.session_id, Waits()) for row in rows}
@@ -320,18 +317,3 @@ class AboutRoutes:
         agent = self._scopes.agent(request)
         await self._gate.admit(request)
         return reply(describe(agent, development=self._development))
-
-
-class MetricsRoutes:
-    def __init__(self, gate: Gate, operators: Operators, scrape: "Scrape") -> None:
-        self._gate = gate
-        self._operators = operators
-        self._scrape = scrape
-
-    async def show(self, request: Request) -> Response:
-        """What this process has measured, for Prometheus: to operators, and on a development machine."""
-        principal = await self._gate.admit(request)
-        if principal != LOCAL:
-            self._operators.check(principal)
-        body = await asyncio.to_thread(self._scrape.text)
-        return Response(body, headers={**NO_STORE, "content-type": self._scrape.content_type})

@@ -1,19 +1,23 @@
-"""What a deployment serves, and how it is: its agents, its store, Temporal, workers and task queues."""
+"""What a deployment serves, and how it is: its agents, its store, Temporal, workers, task queues, and its metrics."""
 
-from typing import Any
+import asyncio
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from api.auth import Gate, Operators
-from api.responses import reply
+from api.responses import NO_STORE, reply
 from perdure.agents.agent import DEMO, Agent
 from perdure.agents.registry import AgentRegistry
 from perdure.agents.tool import Tool
-from perdure.errors import Forbidden
+from perdure.protocol.deliveries import LOCAL
 from perdure.protocol.wire import JsonObject
 from perdure.runtime.reports.health import Health
 from perdure.settings import Settings
+
+if TYPE_CHECKING:
+    from perdure.telemetry.scrape import Scrape
 
 
 class OverviewRoutes:
@@ -38,18 +42,29 @@ class OverviewRoutes:
         """How the parts of the deployment are; who works there is for operators."""
         principal = await self._gate.admit(request)
         found = await self._health.look()
-        url = self._settings.database_url
-        store = {"kind": "sqlite" if url is None or not url.get_secret_value().startswith("postgres") else "postgres"}
+        store = {"kind": "sqlite" if self._settings.database.startswith("sqlite") else "postgres"}
         shown: JsonObject = {**found, "store": {**store, **found["store"]}}
         if self._settings.build_id is not None:
             shown["build"] = self._settings.build_id
-        if not self._open:
-            try:
-                self._operators.check(principal)
-            except Forbidden:
-                return reply(_without_workers(shown))
+        if not (self._open or self._operators.include(principal)):
+            return reply(_without_workers(shown))
         temporal = {"address": self._settings.temporal_address, "ui": self._settings.temporal_ui_url}
         return reply({**shown, "temporal": {**shown["temporal"], **temporal}})
+
+
+class MetricsRoutes:
+    def __init__(self, gate: Gate, operators: Operators, scrape: "Scrape") -> None:
+        self._gate = gate
+        self._operators = operators
+        self._scrape = scrape
+
+    async def show(self, request: Request) -> Response:
+        """What this process has measured, for Prometheus: to operators, and on a development machine."""
+        principal = await self._gate.admit(request)
+        if principal != LOCAL:
+            self._operators.check(principal)
+        body = await asyncio.to_thread(self._scrape.text)
+        return Response(body, headers={**NO_STORE, "content-type": self._scrape.content_type})
 
 
 def _without_workers(shown: JsonObject) -> JsonObject:

@@ -1,6 +1,5 @@
 """The routes of an API."""
 
-import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -10,7 +9,7 @@ from .errors import ClientError
 from .events import Event, Json
 from .session import AsyncSession, Place, cancel
 from .stream import OnOutage
-from .transport import ONCE, Key, Transport, segment
+from .transport import ONCE, Key, Transport, list_in, own_key, segment, text_in
 
 _BARE = "/eve/v1"
 
@@ -108,8 +107,8 @@ class AsyncClient:
         """
         answer = await self._transport.send("GET", f"/v1/sessions/{segment(session_id)}/events", params=filters)
         tail = answer.headers.get("x-perdure-tail-index", "")
-        events = [Event.of(each) for each in answer.value["events"]]
-        return EventPage(events, bool(answer.value.get("hasMore")), int(tail) if tail.isdecimal() else None)
+        events = [Event.of(each) for each in list_in(answer.object, "events")]
+        return EventPage(events, bool(answer.object.get("hasMore")), int(tail) if tail.isdecimal() else None)
 
     # --- deliveries -----------------------------------------------------------------------------------------
 
@@ -124,11 +123,11 @@ class AsyncClient:
     async def delivery(self, delivery_id: str, *, wait: int | None = None) -> Json:
         """One delivery, at once or when it has come to its end, or after `wait` seconds."""
         headers = {} if wait is None else {"prefer": f"wait={wait}"}
-        return (await self._transport.send("GET", f"/v1/deliveries/{segment(delivery_id)}", headers=headers)).value
+        return (await self._transport.send("GET", f"/v1/deliveries/{segment(delivery_id)}", headers=headers)).object
 
     async def withdraw(self, delivery_id: str) -> Json:
         """Take back a message that no turn has read."""
-        return (await self._transport.send("DELETE", f"/v1/deliveries/{segment(delivery_id)}")).value
+        return (await self._transport.send("DELETE", f"/v1/deliveries/{segment(delivery_id)}")).object
 
     # --- input requests -------------------------------------------------------------------------------------
 
@@ -157,8 +156,8 @@ class AsyncClient:
         """Answer a request as one of its responders, who need not own the session."""
         given = {"optionId": option, "text": text, "arguments": arguments, "reason": reason}
         body = {name: value for name, value in given.items() if value is not None}
-        answer = await self._transport.send("POST", f"/v1/inputs/{segment(request_id)}", body=body, key=_own(key))
-        return answer.value
+        answer = await self._transport.send("POST", f"/v1/inputs/{segment(request_id)}", body=body, key=own_key(key))
+        return answer.object
 
     # --- runs -----------------------------------------------------------------------------------------------
 
@@ -175,14 +174,13 @@ class AsyncClient:
         """Start a run; with `wait`, its result if it comes within a minute."""
         params = {"wait": "result"} if wait else {}
         body: Any = {} if input is None else input
-        return (
-            await self._transport.send("POST", f"/workflows/{segment(name)}", params=params, body=body, key=_own(key))
-        ).value
+        path = f"/workflows/{segment(name)}"
+        return (await self._transport.send("POST", path, params=params, body=body, key=own_key(key))).object
 
     async def cancel_run(self, run_id: str) -> str:
         """Stop a run: `accepted` or `no_active_run`."""
-        answer = await self._transport.send("POST", f"/runs/{segment(run_id)}/cancel", key=_own(None))
-        return str(answer.value["status"])
+        answer = await self._transport.send("POST", f"/runs/{segment(run_id)}/cancel", key=own_key(None))
+        return text_in(answer.object, "status")
 
     # --- everything else ------------------------------------------------------------------------------------
 
@@ -209,15 +207,11 @@ class AsyncClient:
         params, left = dict(filters), limit
         while left is None or left > 0:
             page = await self._transport.get(path, {**params, "limit": None if left is None else min(left, 200)})
-            for each in page[name]:
+            entries = list_in(page, name)
+            for each in entries:
                 yield each
             cursor = page.get("nextCursor")
             if cursor is None or cursor == params.get("cursor"):
                 return
             params["cursor"] = cursor
-            left = None if left is None else left - len(page[name])
-
-
-def _own(key: str | None) -> str:
-    """The key of a request: made once, so that all tries have the same."""
-    return key or f"py-{uuid.uuid4().hex}"
+            left = None if left is None else left - len(entries)

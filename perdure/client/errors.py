@@ -4,6 +4,8 @@ from typing import Any
 
 #: No response: the API could not be reached, or the connection broke.
 UNREACHABLE = "unreachable"
+#: A response of a form that none of our routes has.
+UNREADABLE = "unreadable"
 #: The stream has ended, and the turn has not.
 NO_BOUNDARY = "no_boundary"
 

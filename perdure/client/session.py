@@ -1,17 +1,16 @@
 """A session of the caller, and its turns."""
 
 import asyncio
-import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeAlias, cast
 
-from .errors import NO_BOUNDARY, ClientError
+from .errors import NO_BOUNDARY, UNREADABLE, ClientError
 from .events import BOUNDARIES, TERMINAL, Draft, Event, Json, Result
 from .stream import OnOutage, Outages, read_events
-from .transport import Answer, Transport, Tries, segment
+from .transport import Answer, Transport, Tries, list_in, own_key, segment, text_in
 
 #: Text, or parts: `{"type": "text", "text"}` and `{"type": "file", "mediaType", "data", "filename"?}`.
 Message: TypeAlias = str | Sequence[Mapping[str, Any]]
@@ -111,7 +110,7 @@ class AsyncSession:
             **fields,
         }
         body = {name: value for name, value in given.items() if value is not None}
-        key = key or f"py-{uuid.uuid4().hex}"
+        key = own_key(key)
         if self._id is None:
             return await self._start(body, key)
         if self._token is None:
@@ -171,8 +170,8 @@ class AsyncSession:
         transport, session_id = self._place.transport, cast("str", self._id)
         if body.keys() <= {"message", "mode", "lane"} and isinstance(body.get("message"), str):
             shown = await transport.get(f"/v1/sessions/{segment(session_id)}")
-            work = {**body, "agent": shown["agent"], "id": session_id, "input": body.pop("message")}
-            work.pop("message", None)
+            how = {name: body[name] for name in ("mode", "lane") if name in body}
+            work = {"agent": text_in(shown, "agent"), "id": session_id, "input": body["message"], **how}
             answer = await self._post("/v1/dispatches", work, key)
             receipt = _receipt(answer, session_id)
         elif body.keys() == {"inputResponses"} and len(body["inputResponses"]) == 1:
@@ -189,7 +188,7 @@ class AsyncSession:
         tries = tries or (_ANSWERS if "inputResponses" in body else None)
         answer = await self._place.transport.send("POST", path, body=body, key=key, tries=tries)
         if not isinstance(answer.value, dict):
-            raise ClientError("The response to a delivery is no object.", code="unreadable", key=key)
+            raise ClientError("The response to a delivery is no object.", code=UNREADABLE, key=key)
         return answer
 
     async def _begin(self, receipt: Receipt, *, replayed: bool) -> int:
@@ -204,11 +203,11 @@ class AsyncSession:
         path = f"/v1/sessions/{segment(receipt.session_id)}/events"
         if receipt.delivery_id is not None:
             page = await self._place.transport.get(path, {"deliveryId": receipt.delivery_id, "limit": 1})
-            found = [Event.of(each).index for each in page["events"]]
+            found = [Event.of(each).index for each in list_in(page, "events")]
         else:
             params = {"types": "input.resolved", "order": "desc", "limit": _PAGE}
             page = await self._place.transport.get(path, params)
-            events = [Event.of(each) for each in page["events"]]
+            events = [Event.of(each) for each in list_in(page, "events")]
             found = [each.index for each in events if each.data.get("requestId") in receipt.request_ids]
         return min([start, *(index for index in found if index is not None)])
 
@@ -371,11 +370,11 @@ class AsyncTurn:
 
 async def cancel(place: Place, session_id: str, turn_id: str | None) -> str:
     """Stop a turn. Repeated only when it is named: another one may have begun meanwhile."""
-    body, key = ({}, None) if turn_id is None else ({"turnId": turn_id}, f"py-{uuid.uuid4().hex}")
+    body, key = ({}, None) if turn_id is None else ({"turnId": turn_id}, own_key(None))
     answer = await place.transport.send(
         "POST", f"{place.prefix}/session/{segment(session_id)}/cancel", body=body, key=key
     )
-    return str(answer.value["status"])
+    return text_in(answer.object, "status")
 
 
 def _state(state: Mapping[str, Any]) -> tuple[str | None, str | None, int]:
@@ -388,9 +387,9 @@ def _state(state: Mapping[str, Any]) -> tuple[str | None, str | None, int]:
 
 
 def _receipt(answer: Answer, session_id: str | None) -> Receipt:
-    value = cast("Json", answer.value)
+    value = answer.object
     found = value.get("sessionId") or answer.headers.get("x-eve-session-id") or session_id
     if not isinstance(found, str):
-        raise ClientError("The response to a delivery names no session.", code="unreadable")
+        raise ClientError("The response to a delivery names no session.", code=UNREADABLE)
     inputs = cast("list[Json]", value.get("inputs") or [])
     return Receipt(found, value.get("deliveryId"), inputs)

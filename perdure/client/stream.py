@@ -14,9 +14,8 @@ from .transport import Transport, backoff, segment
 #: Called with the error when a stream is lost, and with None when it is back.
 OnOutage: TypeAlias = Callable[[ClientError | None], None]
 
-#: What is an answer of the API to the request, and so no outage: it says the same the next time.
+#: For a reader a fault of the API is an outage: to read again does no harm.
 _FAULT = 500
-
 
 #: A connection that has lasted so many seconds was a good one, whether or not an event has come.
 _GOOD = 5.0

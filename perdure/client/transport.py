@@ -4,6 +4,7 @@ import asyncio
 import json
 import random
 import time
+import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -13,9 +14,9 @@ from urllib.parse import quote
 
 import httpx2
 
-from .errors import UNREACHABLE, ClientError
+from .errors import UNREACHABLE, UNREADABLE, ClientError
+from .events import Json
 
-Json = dict[str, Any]
 #: A key or token, or what gives the one of the moment: it is asked before each request.
 Key = str | Callable[[], str] | None
 _T = TypeVar("_T")
@@ -41,6 +42,14 @@ class Answer:
 
     value: Any
     headers: Mapping[str, str]
+
+    @property
+    def object(self) -> Json:
+        """The value, which is an object in all our routes. What answers may be another program."""
+        value: object = self.value
+        if not isinstance(value, dict):
+            raise ClientError("The response cannot be read: it is no object.", code=UNREADABLE)
+        return cast("Json", value)
 
     @property
     def replayed(self) -> bool:
@@ -88,8 +97,8 @@ class Transport:
     async def close(self) -> None:
         await self._http.aclose()
 
-    async def get(self, path: str, params: Mapping[str, Any] | None = None, tries: Tries | None = None) -> Any:
-        return (await self.send("GET", path, params=params, tries=tries)).value
+    async def get(self, path: str, params: Mapping[str, Any] | None = None, tries: Tries | None = None) -> Json:
+        return (await self.send("GET", path, params=params, tries=tries)).object
 
     async def send(
         self,
@@ -220,11 +229,32 @@ class Transport:
         return text
 
 
+def text_in(found: Json, name: str) -> str:
+    """A text that a response must have."""
+    value = found.get(name)
+    if not isinstance(value, str):
+        raise ClientError(f"The response cannot be read: it has no {name!r}.", code=UNREADABLE)
+    return value
+
+
+def list_in(found: Json, name: str) -> list[Any]:
+    """A list that a response must have."""
+    value: object = found.get(name)
+    if not isinstance(value, list):
+        raise ClientError(f"The response cannot be read: it has no list of {name}.", code=UNREADABLE)
+    return cast("list[Any]", value)
+
+
 def segment(text: str) -> str:
     """An id or a name as a part of a path: whatever it has in it, it is one part."""
     if text in ("", ".", ".."):
         raise ClientError("An id or a name is missing.", code="invalid")
     return quote(text, safe="")
+
+
+def own_key(given: str | None) -> str:
+    """The `Idempotency-Key` of a request: made once, so that all tries have the same."""
+    return given or f"py-{uuid.uuid4().hex}"
 
 
 def backoff(count: int) -> float:
@@ -265,7 +295,7 @@ def _decoded(raw: bytes) -> Any:
     try:
         return json.loads(raw)
     except (ValueError, RecursionError):
-        raise ClientError("The response cannot be read: it is no JSON.", code="unreadable") from None
+        raise ClientError("The response cannot be read: it is no JSON.", code=UNREADABLE) from None
 
 
 async def _bounded(response: httpx2.Response, most: int, *, within: bool) -> bytes:

@@ -1,4 +1,4 @@
-"""Connections to Temporal, what its UI can search by, and the secret of continuation tokens, from the settings."""
+"""From the settings: connections to Temporal, its search attributes, the secret of tokens, and what telemetry emits."""
 
 import asyncio
 import contextlib
@@ -7,11 +7,11 @@ import os
 import re
 import secrets
 import socket
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from time import monotonic
-from typing import ClassVar, TypeVar, cast
+from typing import ClassVar, TypeVar
 
 from temporalio.api.enums.v1 import IndexedValueType
 from temporalio.api.errordetails.v1 import NamespaceNotFoundFailure
@@ -29,7 +29,7 @@ from perdure.errors import Invalid, PerdureError
 from perdure.protocol.names import SEARCH_ATTRIBUTES
 from perdure.settings import Settings
 from perdure.telemetry.names import SETS
-from perdure.telemetry.spans import Choices, Destination
+from perdure.telemetry.spans import Choices
 
 #: Errors of a client while Temporal does not answer. A failed connection raises a plain RuntimeError.
 ABSENT = (RPCError, RuntimeError, OSError)
@@ -216,7 +216,7 @@ def telemetry_choices(settings: Settings) -> Choices:
     hashed = settings.telemetry_users == "hash"
     return Choices(
         sets=SETS[settings.telemetry_names],
-        content=frozenset(cast("Iterable[Destination]", settings.content_destinations)),
+        content=settings.content_destinations,
         content_bytes=settings.telemetry_content_bytes,
         users=settings.telemetry_users,
         user_key=secret(settings) if hashed else b"",

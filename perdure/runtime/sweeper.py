@@ -1,4 +1,4 @@
-"""Signals what was accepted and not signalled, because a process died or Temporal was not reachable."""
+"""What an API does again and again: signal what was accepted and not signalled, and delete what is kept no longer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from perdure.errors import NoDriver, NoWorker, Unavailable
 from perdure.store.base import Store
 from perdure.store.deliveries import Unsignalled
 from perdure.store.lifecycle import Keep
-from perdure.telemetry import gauges
 
 from .signals import Signals
 
@@ -28,10 +27,6 @@ _PAGE = 200
 #: How many sessions are signalled at once, and after how many failed groups in a row Temporal counts as unreachable.
 _AT_ONCE = 8
 _FAILED_GROUPS = 3
-
-
-#: Up to which number sessions, requests and deliveries are counted.
-_MOST_COUNTED = 10_000
 
 #: Reports of attempts that one transaction deletes, and how many such transactions a sweep has.
 _BATCH = 500
@@ -220,28 +215,6 @@ class Retention:
         for _ in range(_BATCHES):
             if await self._store.attempts.forget(older_than, _BATCH) < _BATCH:
                 return
-
-
-class BacklogGauges:
-    """Measures how much runs and waits in the store, for metrics. Every API measures the same."""
-
-    def __init__(self, store: Store, *, every: float = 10.0) -> None:
-        self._store = store
-        self._every = every
-
-    def running(self) -> AbstractAsyncContextManager[None]:
-        """Measure repeatedly while this context is open."""
-        return repeating(
-            self.measure,
-            (self._every * 0.5, self._every * 1.5),
-            away="what runs and waits cannot be measured now",
-            failed="what runs and waits could not be measured",
-        )
-
-    async def measure(self) -> bool:
-        now = await self._store.attempts.backlog(_MOST_COUNTED)
-        gauges.backlog(now.sessions, now.in_need, now.open_inputs, now.deliveries)
-        return False
 
 
 @contextlib.asynccontextmanager

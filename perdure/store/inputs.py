@@ -28,7 +28,7 @@ class InputRow:
 
 @dataclass(frozen=True)
 class Waits:
-    """What a session waits for: open requests, also of its descendants, or deliveries that no turn has read."""
+    """What a session waits for: open requests (a root, those of its family), or deliveries that no turn has read."""
 
     inputs: Sequence[InputRow] = ()
     queued: int = 0

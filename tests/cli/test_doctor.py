@@ -9,7 +9,6 @@ import re
 import socket
 import subprocess
 import time
-from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from perdure.dev.supervisor import command
 from tests.support import commands
 from tests.support.plugin import StackFactory
 from tests.support.processes import clean_environment, free_port
+from tests.support.sockets import BlackHole
 from tests.support.stack import Stack
 
 Found = dict[str, list[dict[str, str]]]
@@ -114,23 +114,16 @@ def test_a_store_is_opened_and_not_migrated(tmp_path: Path) -> None:
         assert connection.execute("SELECT count(*) FROM sqlite_master").fetchone() == (1,)
 
 
-@contextlib.contextmanager
-def black_hole() -> Generator[str]:
-    """A server that accepts, and never answers."""
-    with socket.create_server(("127.0.0.1", 0), backlog=64) as server:
-        yield f"127.0.0.1:{server.getsockname()[1]}"
-
-
 @pytest.mark.alone
 def test_it_ends_in_time_whatever_does_not_answer(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text("import time\ntime.sleep(600)\n")
-    with black_hole() as temporal, black_hole() as postgres, black_hole() as api:
+    with BlackHole() as temporal, BlackHole() as postgres, BlackHole() as api:
         environment = {
             **clean_environment(),
-            "PERDURE_TEMPORAL_ADDRESS": temporal,
-            "PERDURE_DATABASE_URL": f"postgresql://user:hidden-password@{postgres}/sessions",
+            "PERDURE_TEMPORAL_ADDRESS": temporal.address,
+            "PERDURE_DATABASE_URL": f"postgresql://user:hidden-password@{postgres.address}/sessions",
             "PERDURE_SECRET": "hidden-secret",
-            "PERDURE_PORT": api.rpartition(":")[2],
+            "PERDURE_PORT": api.address.rpartition(":")[2],
         }
         began = time.monotonic()
 
@@ -156,11 +149,11 @@ def test_a_provider_that_does_not_answer_is_said(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         'from perdure import Agent\nagent = Agent(name="mine", model="openai-chat:gpt-x")\n'
     )
-    with black_hole() as provider:
+    with BlackHole() as provider:
         environment = {
             **clean_environment(),
             "OPENAI_API_KEY": "hidden-key",
-            "OPENAI_BASE_URL": f"http://{provider}/v1",
+            "OPENAI_BASE_URL": f"http://{provider.address}/v1",
         }
 
         done = commands_of("--agents", "mine:agent", "--call", environment=environment, folder=tmp_path)

@@ -113,10 +113,10 @@ async def _exchange(
     asked.append(Asked(method, path, headers, json.loads(body) if body else None))
     told = script(asked[-1])
     content = told.body if isinstance(told.body, bytes) else json.dumps(told.body).encode()
-    kept = told.cut or told.hang
+    is_short = told.cut or told.hang
     lines = [f"HTTP/1.1 {told.status} Scripted", "connection: close"]
     # Of a response that breaks off more was promised than comes.
-    lines += [f"content-length: {len(content) + (1_000_000 if kept else 0)}"]
+    lines += [f"content-length: {len(content) + (1_000_000 if is_short else 0)}"]
     lines += [f"{name}: {value}" for name, value in told.headers.items()]
     writer.write("\r\n".join(lines).encode() + b"\r\n\r\n" + content)
     await writer.drain()
@@ -127,4 +127,5 @@ async def _exchange(
         # Closing with unread bytes would reset the connection.
         await reader.read()
     else:
-        await asyncio.sleep(0.05)
+        writer.close()
+        await writer.wait_closed()

@@ -9,6 +9,7 @@ from perdure.client import AsyncClient, AsyncTurn, Draft, Event
 from tests.support.plugin import StackFactory
 from tests.support.proxy import Proxy
 from tests.support.stack import Stack
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.chaos
 
@@ -97,8 +98,11 @@ async def test_a_message_whose_receipt_was_lost_is_accepted_once(stack: Stack) -
             # What is on its way to the caller when the connection breaks is lost; the API has accepted it.
             proxy.stall_answers()
             sending = asyncio.create_task(session.send("say two"))
-            while len([each async for each in direct.deliveries(session.id or "")]) < 2:
-                await asyncio.sleep(0.02)
+
+            async def is_accepted() -> bool:
+                return len([each async for each in direct.deliveries(session.id or "")]) == 2
+
+            await until(is_accepted, "the message to be accepted")
             proxy.drop()
             result = await (await sending).result()
 
@@ -117,8 +121,11 @@ async def test_an_answer_whose_receipt_was_lost_runs_the_tool_once(stack: Stack)
             proxy.stall_answers()
             answer = [{"requestId": request["requestId"], "optionId": "approve"}]
             sending = asyncio.create_task(session.send(input_responses=answer))
-            while (await direct.input(request["requestId"]))["status"] == "open":
-                await asyncio.sleep(0.02)
+
+            async def is_answered() -> bool:
+                return (await direct.input(request["requestId"]))["status"] != "open"
+
+            await until(is_answered, "the answer to be accepted")
             proxy.drop()
             result = await (await sending).result()
 

@@ -252,6 +252,20 @@ async def test_a_page_is_no_stream() -> None:
     assert error.value.code == "not_a_stream"
 
 
+@pytest.mark.parametrize("body", [[], "a text", 7, None, {"events": 3}, {"sessions": 3}])
+async def test_json_of_another_form_is_an_error_of_the_client(body: Any) -> None:
+    async with serving(lambda _: Told(200, body)) as server, AsyncClient(server.url) as client:
+        for asked in (client.events("ses_1"), listed(client), client.cancel("ses_1"), client.session().send("hello")):
+            with pytest.raises(ClientError) as raised:
+                await asked
+
+            assert raised.value.code == "unreadable"
+
+
+async def listed(client: AsyncClient) -> list[Any]:
+    return [each async for each in client.sessions()]
+
+
 async def test_answers_that_do_not_count_yet_are_not_waited_for() -> None:
     receipt = accepted(None, inputs=[{"requestId": "inp_1", "status": "open"}])
     state = {"sessionId": "ses_1", "continuationToken": "eve:1", "streamIndex": 3}

@@ -247,7 +247,8 @@ async def test_a_search_finds_sessions_and_filters_narrow_them(tmp_path: Path) -
     async with serving(tmp_path) as api:
         for number in range(60):
             await api.create(f"story {number}")
-        await api.create("the needle", prefix="/agents/clerk")
+        needle = await api.create("the needle", prefix="/agents/clerk")
+        await api.http.patch(f"/v1/sessions/{needle['sessionId']}", json={"tags": {"job": "Nightly"}})
         async with console(api.url) as tabs:
             page = tabs.first
             entries = page.locator(".entry")
@@ -256,6 +257,9 @@ async def test_a_search_finds_sessions_and_filters_narrow_them(tmp_path: Path) -
             await page.keyboard.press("/")
             await page.keyboard.type("STORY 7")
             await expect(entries).to_have_count(1)
+            for text in ("Clerk", "job:night"):
+                await page.get_by_label("Search sessions").fill(text)
+                await expect(page.get_by_role("link", name="the needle")).to_be_visible()
             await page.get_by_label("Search sessions").fill("")
             await page.get_by_label("Agent", exact=True).select_option("clerk")
             await expect(entries).to_have_count(1)

@@ -1,7 +1,6 @@
 """Temporal's address accepts connections, and no request is ever answered there."""
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Generator
 from pathlib import Path
@@ -23,7 +22,7 @@ WITHIN = 9.0
 
 @pytest.fixture
 def black_hole() -> Generator[BlackHole]:
-    with contextlib.closing(BlackHole()) as hole:
+    with BlackHole() as hole:
         yield hole
 
 

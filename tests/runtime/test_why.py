@@ -7,8 +7,7 @@ import httpx2
 import pytest
 
 from perdure.protocol.deliveries import LOCAL, Capabilities
-from perdure.runtime.reports.why import Facts as Known
-from perdure.runtime.reports.why import Task, explain
+from perdure.runtime.reports.why import SessionFacts, Task, explain
 from perdure.store.values import SessionRow
 from tests.support.plugin import StackFactory
 from tests.support.stack import Stack
@@ -37,14 +36,14 @@ async def begun(http: httpx2.AsyncClient, message: str, agent: str = "concierge"
     return made.json()["sessionId"]
 
 
-async def why(http: httpx2.AsyncClient, session_id: str, code: str) -> dict[str, Any]:
-    """The answer, once its code is this one."""
+async def why(http: httpx2.AsyncClient, session_id: str, code: str, words: str = "") -> dict[str, Any]:
+    """The answer, once its code is this one, and its sentence has these words."""
     answer: dict[str, Any] = {}
 
     async def is_so() -> bool:
         nonlocal answer
         answer = (await http.get(f"/v1/sessions/{session_id}/why")).json()
-        return answer.get("code") == code
+        return answer.get("code") == code and words in answer["sentence"]
 
     try:
         await until(is_so, code)
@@ -99,9 +98,7 @@ async def test_a_session_says_that_the_model_replies(stack: Stack) -> None:
     async with httpx2.AsyncClient(base_url=stack.api_urls[0]) as http:
         session_id = await begun(http, "drip 200 words delay 30")
 
-        answer = await why(http, session_id, "working")
-        while "model call" not in answer["sentence"]:
-            answer = await why(http, session_id, "working")
+        answer = await why(http, session_id, "working", "model call")
 
     assert answer["sentence"] == "It works: the model call."
     assert answer["who"], answer
@@ -180,7 +177,7 @@ async def test_the_health_of_a_deployment_names_its_queues_and_workers(stack: St
     ],
 )
 def test_the_reason_that_matters_most_is_told(tasks: list[Task] | None, code: str, words: str) -> None:
-    found = explain(Known(a_row(status="running"), calls=("pay",), tasks=tasks), NOW)
+    found = explain(SessionFacts(a_row(status="running"), calls=("pay",), tasks=tasks), NOW)
 
     assert found.code == code
     assert words in found.sentence
@@ -188,7 +185,7 @@ def test_the_reason_that_matters_most_is_told(tasks: list[Task] | None, code: st
 
 @pytest.mark.parametrize(("driver", "words"), [(None, "is missing"), ("terminated", "has ended (terminated)")])
 def test_a_session_without_its_workflow_says_so(driver: str | None, words: str) -> None:
-    found = explain(Known(a_row(status="waiting"), tasks=(), driver=driver), NOW)
+    found = explain(SessionFacts(a_row(status="waiting"), tasks=(), driver=driver), NOW)
 
     assert (found.code, words in found.sentence) == ("no_workflow", True)
 
@@ -206,6 +203,6 @@ def test_a_session_without_its_workflow_says_so(driver: str | None, words: str) 
     ],
 )
 def test_what_cannot_move_by_itself_says_so(row: dict[str, Any], code: str, words: str) -> None:
-    found = explain(Known(a_row(**row)), NOW)
+    found = explain(SessionFacts(a_row(**row)), NOW)
 
     assert (found.code, words in found.sentence) == (code, True)

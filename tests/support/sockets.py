@@ -3,13 +3,14 @@
 import contextlib
 import socket
 import threading
+from typing import Self
 
 
 class BlackHole:
     """Accepts connections, and never answers."""
 
     def __init__(self) -> None:
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=512)
         self._connections: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -21,6 +22,12 @@ class BlackHole:
     @property
     def accepted(self) -> int:
         return len(self._connections)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         with contextlib.suppress(OSError):

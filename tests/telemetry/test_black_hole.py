@@ -1,12 +1,12 @@
 """A collector that accepts connections and never answers."""
 
-import socket
 import time
 from collections.abc import Generator
 
 import pytest
 
 from tests.support.plugin import StackFactory
+from tests.support.sockets import BlackHole
 from tests.support.stack import Stack
 
 #: Seconds until a process must have ended: the grace period of uvicorn, and that of the last spans.
@@ -15,8 +15,8 @@ _ENDED = 15.0
 
 @pytest.fixture
 def black_hole() -> Generator[str]:
-    with socket.create_server(("127.0.0.1", 0), backlog=512) as server:
-        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+    with BlackHole() as hole:
+        yield f"http://{hole.address}"
 
 
 async def test_a_collector_that_does_not_answer_costs_no_turn_and_no_shutdown(

@@ -1,7 +1,7 @@
 """How a deployment is: its store, Temporal, who polls which task queue, and which workers there are.
 
 Each part is asked on its own and within seconds, so that one that is away does not hide the others. An answer is
-shared for a few seconds: many consoles cost no more than one.
+shared for a few seconds: many consoles cost no more than one. For metrics, each API also counts what runs and waits.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -23,8 +24,10 @@ from perdure.errors import PerdureError
 from perdure.protocol import names
 from perdure.protocol.wire import JsonObject
 from perdure.runtime.connect import RPC_PATIENCE
+from perdure.runtime.sweeper import repeating
 from perdure.store.base import Store
 from perdure.store.engine.rows import stamp
+from perdure.telemetry import gauges
 
 if TYPE_CHECKING:
     from temporalio.api.workflowservice.v1 import DescribeTaskQueueResponse
@@ -37,6 +40,8 @@ T = TypeVar("T")
 _FRESH = 2.0
 #: How many seconds a part may take.
 _PATIENCE = 4.0
+#: Up to which number sessions, requests and deliveries are counted for metrics.
+_MOST_COUNTED = 10_000
 #: Workers and pollers that are listed.
 _MOST = 200
 
@@ -139,6 +144,28 @@ class Health:
         if part.problem is not None:
             shown["problem"] = part.problem
         return shown
+
+
+class BacklogGauges:
+    """Measures how much runs and waits in the store, for metrics. Every API measures the same."""
+
+    def __init__(self, store: Store, *, every: float = 10.0) -> None:
+        self._store = store
+        self._every = every
+
+    def running(self) -> AbstractAsyncContextManager[None]:
+        """Measure repeatedly while this context is open."""
+        return repeating(
+            self.measure,
+            (self._every * 0.5, self._every * 1.5),
+            away="what runs and waits cannot be measured now",
+            failed="what runs and waits could not be measured",
+        )
+
+    async def measure(self) -> bool:
+        now = await self._store.attempts.backlog(_MOST_COUNTED)
+        gauges.backlog(now.sessions, now.in_need, now.open_inputs, now.deliveries)
+        return False
 
 
 def _backlog(described: DescribeTaskQueueResponse) -> int:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from google.protobuf.timestamp_pb2 import Timestamp
 from temporalio.api.enums.v1 import PendingActivityState, TaskQueueType
@@ -24,29 +24,28 @@ from perdure.protocol.inputs import Responders
 from perdure.protocol.wire import JsonObject
 from perdure.store.base import Store
 from perdure.store.engine.rows import stamp
-from perdure.store.inputs import InputRow
+from perdure.store.inputs import InputRow, Waits
 from perdure.store.values import SessionQuery, SessionRow
 
 if TYPE_CHECKING:
     from perdure.runtime.drivers.client import DriverClient
 
-WhyCode: TypeAlias = Literal[
-    "ended",
-    "needs_attention",
-    "input",
-    "message",
-    "queued",
-    "children",
-    "working",
-    "retrying",
-    "no_worker",
-    "worker_busy",
-    "worker_silent",
-    "paused",
-    "unsignalled",
-    "no_workflow",
-    "temporal_unreachable",
-]
+#: What a task is about. The one that explains most comes first: what is stuck says more than what works beside it.
+TaskCode: TypeAlias = Literal["paused", "no_worker", "retrying", "worker_silent", "worker_busy", "working"]
+WhyCode: TypeAlias = (
+    TaskCode
+    | Literal[
+        "ended",
+        "needs_attention",
+        "input",
+        "message",
+        "queued",
+        "children",
+        "unsignalled",
+        "no_workflow",
+        "temporal_unreachable",
+    ]
+)
 
 _ACTIVITIES = TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY
 
@@ -97,7 +96,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Facts:
+class SessionFacts:
     """What is known of a session."""
 
     row: SessionRow
@@ -116,12 +115,12 @@ class Facts:
 async def why(store: Store, client: Client, drivers: DriverClient, row: SessionRow) -> Why:
     """Why this session does not move."""
     if row.ended or row.attention is not None:
-        return explain(Facts(row), time.time())
+        return explain(SessionFacts(row), time.time())
     waits = (await store.waits([row.session_id]))[row.session_id]
     children = await _children(store, row)
     calls = await _open_calls(store, row) if row.status == "running" else ()
     tasks, driver = await _under_way(client, drivers, row)
-    return explain(Facts(row, waits.inputs, waits.queued, children, calls, tasks, driver), time.time())
+    return explain(SessionFacts(row, waits.inputs, waits.queued, children, calls, tasks, driver), time.time())
 
 
 async def _children(store: Store, row: SessionRow) -> Sequence[SessionRow]:
@@ -216,7 +215,28 @@ def _since(pending: PendingActivityInfo, state: str) -> float:
     return ended if state == "backoff" and ended else _seconds(pending.scheduled_time)
 
 
-def explain(facts: Facts, now: float) -> Why:
+def waiting_for(row: SessionRow, waits: Waits) -> str | None:
+    """What a session waits for, as the store alone knows it; None while it runs, and when it has ended."""
+    # Deliveries wait until open requests are closed, so the session waits for the requests.
+    queued = waits.queued
+    if row.attention is not None:
+        return f"A worker or an operator that can help: {row.attention['message']}"
+    match row.status:
+        case "waiting" if waits.inputs:
+            return waits_for_people(waits.inputs).sentence
+        case "starting" | "waiting" if queued and row.unsignalled:
+            return f"Temporal, which could not be reached: {_deliveries(queued)} accepted, and signalled later."
+        case "starting":
+            return "A worker that takes up its first turn."
+        case "waiting" if queued:
+            return f"A worker that takes up its next turn: {_deliveries(queued)} queued."
+        case "waiting":
+            return "The next message."
+        case "running" | "completed" | "failed":
+            return None
+
+
+def explain(facts: SessionFacts, now: float) -> Why:
     """The one reason that matters most: an end, then people, then what Temporal cannot do, then what it does."""
     row = facts.row
     if row.ended:
@@ -237,7 +257,7 @@ def explain(facts: Facts, now: float) -> Why:
         how = "is missing" if facts.driver is None else f"has ended ({facts.driver})"
         return Why("no_workflow", f"The workflow of this session {how}; the reconciler handles it within a minute.")
     if facts.tasks:
-        return _at_work(facts, min(facts.tasks, key=lambda task: _rank(task, now)), now)
+        return _at_work(facts, min(facts.tasks, key=lambda task: _order(task, now)), now)
     if facts.inputs:
         return waits_for_people(facts.inputs)
     if row.status == "running" and facts.children:
@@ -282,25 +302,29 @@ def _responders(responders: Responders) -> str:
     return who if responders.quorum == 1 else f"{responders.quorum} of: {who}"
 
 
-def _rank(task: Task, now: float) -> int:
-    """What explains most comes first."""
+def _order(task: Task, now: float) -> tuple[int, bool]:
+    """Where a task is among those of a session: the first one explains most."""
+    # A decision takes milliseconds: what an activity does says more.
+    return get_args(TaskCode).index(_code(task, now)), task.kind == "workflow"
+
+
+def _code(task: Task, now: float) -> TaskCode:
     match task.state:
         case "paused":
-            return 0
+            return "paused"
         case "scheduled" if task.served is False:
-            return 1
-        case "backoff":
-            return 2
-        case "running" if now - task.heard > _SILENT:
-            return 3
+            return "no_worker"
         case "scheduled" if now - task.since > _PROMPT:
-            return 4
-        # A decision takes milliseconds: what an activity does says more.
-        case _:
-            return 6 if task.kind == "workflow" else 5
+            return "worker_busy"
+        case "backoff":
+            return "retrying"
+        case "running" if now - task.heard > _SILENT:
+            return "worker_silent"
+        case "scheduled" | "running":
+            return "working"
 
 
-def _at_work(facts: Facts, task: Task, now: float) -> Why:
+def _at_work(facts: SessionFacts, task: Task, now: float) -> Why:
     what, since = _what(task, facts.calls), _stamp(task.since)
     who = [task.worker] if task.worker else []
     details: JsonObject = {"attempt": task.attempt}
@@ -308,28 +332,29 @@ def _at_work(facts: Facts, task: Task, now: float) -> Why:
         details["queue"] = task.queue
     if task.failure:
         details["failure"] = task.failure
-    match _rank(task, now):
-        case 0:
+    code = _code(task, now)
+    match code:
+        case "paused":
             sentence = f"An operator has paused {what} in Temporal; resume it there."
-            return Why("paused", sentence, since, who=who, details=details)
-        case 1:
+            return Why(code, sentence, since, who=who, details=details)
+        case "no_worker":
             sentence = f"No worker polls the task queue {task.queue}, where {what} has waited since {since}."
-            return Why("no_worker", sentence, since, details=details)
-        case 2:
+            return Why(code, sentence, since, details=details)
+        case "retrying":
             until = _stamp(task.next_at)
             failed = f" The last one failed with {task.failure}." if task.failure else ""
             sentence = f"Attempt {task.attempt} of {what} begins at {until}.{failed}"
-            return Why("retrying", sentence, since, until, who, details)
-        case 3:
+            return Why(code, sentence, since, until, who, details)
+        case "worker_silent":
             heard = _stamp(task.heard)
             sentence = f"The worker at {what} has been silent since {heard}; another one takes over when it times out."
-            return Why("worker_silent", sentence, heard, who=who, details=details)
-        case 4:
+            return Why(code, sentence, heard, who=who, details=details)
+        case "worker_busy":
             sentence = f"All workers are busy: {what} has waited since {since}."
-            return Why("worker_busy", sentence, since, details=details)
-        case _:
+            return Why(code, sentence, since, details=details)
+        case "working":
             attempt = f", attempt {task.attempt}" if task.attempt > 1 else ""
-            return Why("working", f"It works: {what}{attempt}.", since, who=who, details=details)
+            return Why(code, f"It works: {what}{attempt}.", since, who=who, details=details)
 
 
 def _what(task: Task, calls: Sequence[str]) -> str:
@@ -352,7 +377,7 @@ def _waits_for_children(children: Sequence[SessionRow]) -> Why:
     return Why("children", f"It waits for {', '.join(shown)}{more}.", details={"sessions": ids})
 
 
-def _at_rest(facts: Facts) -> Why:
+def _at_rest(facts: SessionFacts) -> Why:
     row = facts.row
     if facts.queued:
         return Why("queued", f"A worker takes up its next turn: {_deliveries(facts.queued)} queued.")

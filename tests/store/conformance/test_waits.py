@@ -7,7 +7,7 @@ from tests.support import given
 from tests.support.given import answer, answering, chooses, opening
 
 
-async def test_each_session_has_its_open_requests_those_of_its_descendants_and_what_it_has_not_read(
+async def test_each_session_has_its_open_requests_a_root_those_of_its_family_and_what_it_has_not_read(
     store: Store,
 ) -> None:
     for new in (child("a", "s"), child("aa", "s", "a"), given.session("other"), given.session("calm")):

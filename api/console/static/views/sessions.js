@@ -103,7 +103,8 @@ function asksPeople(session) {
 function ordered(sessions, { agent, status, sought, since }) {
   const each = [...new Map(sessions.map((session) => [session.sessionId, session])).values()];
   const wanted = sought.toLowerCase();
-  const texts = (session) => [session.sessionId, session.title ?? "", ...Object.entries(session.tags ?? {}).flat()];
+  const tags = (session) => Object.entries(session.tags ?? {}).map(([name, value]) => `${name}:${value}`);
+  const texts = (session) => [session.sessionId, session.agent, session.title ?? "", ...tags(session)];
   // An older API does not know all filters, and ignores them.
   const fits = (session) =>
     (!agent || session.agent === agent) &&
