@@ -294,7 +294,7 @@ def import_(
     context: typer.Context,
     file: Annotated[Path, typer.Argument(help="A file that `perdure sessions export` has written.")],
     principal: Annotated[
-        str | None, typer.Option(help="Who owns the new session, as `api-key:billing`. [default: as exported]")
+        str | None, typer.Option(help="Who owns the new session, as `api-key:billing`.", show_default="as exported")
     ] = None,
     again: Annotated[bool, typer.Option("--again", help="Also when the file was imported before.")] = False,
     token: Annotated[bool, typer.Option("--token", help="Print the continuation token as well.")] = False,

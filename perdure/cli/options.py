@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from perdure.settings import Settings
 
 # The settings read PERDURE_DATA_DIR when the option is not given.
-DataDir: TypeAlias = Annotated[Path | None, typer.Option(help="Where sessions and logs are kept. [default: .perdure]")]
+DataDir: TypeAlias = Annotated[
+    Path | None, typer.Option(help="Where sessions and logs are kept.", show_default="PERDURE_DATA_DIR, else .perdure")
+]
 
 
 def settings_with(**given: Any) -> "Settings":

@@ -15,7 +15,7 @@ from perdure.agents.agent import DEMO, Agent
 from perdure.agents.registry import AgentRegistry, load_agents, load_runs
 from perdure.errors import Conflict, Invalid
 from perdure.protocol.names import ALL_POOLS
-from perdure.runtime.local import ADDRESS, LOCK, is_owned, read_flag, write_temporal_address
+from perdure.runtime.local import ADDRESS, API, LOCK, is_owned, read_flag, write_api_url, write_temporal_address
 from perdure.settings import Settings
 from perdure.store.open import close_folder
 from perdure.telemetry.logs import check_level
@@ -143,8 +143,9 @@ class Dev:
 
     async def _work(self) -> None:
         options, server = self._options, self._server
-        # The file may be of an earlier run on another port.
+        # The files may be of an earlier run on other ports.
         (self._data / ADDRESS).unlink(missing_ok=True)
+        (self._data / API).unlink(missing_ok=True)
         await _free(options.host, options.port, "--port")
         await _free("127.0.0.1", options.temporal_port, "--temporal-port")
         await _free("127.0.0.1", options.ui_port, "--ui-port")
@@ -153,6 +154,7 @@ class Dev:
             Part("migration", command("migrate"), None, self._environment()),
         )
         write_temporal_address(Settings(data_dir=self._data), server.address)
+        write_api_url(self._data, options.url)
         # Looked at before anything is loaded: a change from now on is noticed.
         sources = Sources(self._roots, self._data)
         before = await asyncio.to_thread(sources.look)

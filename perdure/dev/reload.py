@@ -43,12 +43,18 @@ class Snapshot:
 
     # The hash of each.
     files: Mapping[str, bytes]
+    # How each was written last.
+    marks: Mapping[str, Mark]
     folders: frozenset[str]
     # False: there are more than we look at.
     complete: bool = True
 
     def changed_since(self, before: "Snapshot") -> list[str]:
         return sorted(path for path in {*self.files, *before.files} if self.files.get(path) != before.files.get(path))
+
+    def saved_since(self, before: "Snapshot") -> list[str]:
+        """Those that were written, also if they say the same as before."""
+        return sorted(path for path in {*self.marks, *before.marks} if self.marks.get(path) != before.marks.get(path))
 
 
 def source_roots(references: str) -> Sequence[Path]:
@@ -97,7 +103,8 @@ class Sources:
                     with contextlib.suppress(OSError):
                         files[entry.path] = self._hash(entry)
         self._seen = {path: each for path, each in self._seen.items() if path in files}
-        return Snapshot(files, frozenset(folders), complete)
+        marks = {path: mark for path, (mark, _) in self._seen.items()}
+        return Snapshot(files, marks, frozenset(folders), complete)
 
     def _is_project(self, entry: "os.DirEntry[str]") -> bool:
         if entry.name.startswith(".") or entry.name in _FOREIGN or entry.path == self._data:
@@ -150,7 +157,8 @@ class Reload:
         refused: Snapshot | None = None
         while True:
             now = await asyncio.to_thread(self._sources.look)
-            changed = now.changed_since(refused or loaded)
+            # What was refused may be right by now as it is: it reads another file, or was half saved when it started.
+            changed = now.changed_since(loaded) if refused is None else now.saved_since(refused)
             if not changed:
                 await _changes(now.folders)
                 continue

@@ -1,4 +1,4 @@
-"""What `perdure dev` leaves in its data directory for other programs of this machine: where its Temporal listens."""
+"""What `perdure dev` leaves in its data directory for other programs of this machine: where its parts listen."""
 
 import hashlib
 import os
@@ -7,6 +7,7 @@ from pathlib import Path
 from perdure.settings import Settings
 
 ADDRESS = "temporal.ready"
+API = "url.ready"
 LOCK = "dev.lock"
 
 
@@ -36,6 +37,20 @@ def read_temporal_address(settings: Settings) -> str | None:
 def write_temporal_address(settings: Settings, address: str) -> None:
     """Write down where the Temporal of this folder and this store listens."""
     (settings.data_dir / ADDRESS).write_text(f"{address}\n{_store_of(settings)}")
+
+
+def read_api_url(data_dir: Path) -> str | None:
+    """Where the API of the `perdure dev` listens that runs on this folder, if one does."""
+    try:
+        return read_flag(data_dir / API) if is_owned(data_dir) else None
+    except OSError:
+        # The folder of somebody else, or no folder.
+        return None
+
+
+def write_api_url(data_dir: Path, url: str) -> None:
+    """Write down where the API of this folder listens."""
+    (data_dir / API).write_text(url)
 
 
 def _store_of(settings: Settings) -> str:

@@ -2,6 +2,8 @@
 
 import re
 import subprocess
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -294,7 +296,7 @@ def test_where_nothing_answers_one_sentence_says_what_to_do() -> None:
     ("words", "sentence"),
     [
         (["--session", "ses_nowhere"], "404"),
-        (["--agent", "nobody"], "agent_not_found"),
+        (["--agent", "nobody"], "There are: concierge, clerk. (404 agent_not_found)"),
         (["--url", "nonsense"], "must be a URL"),
     ],
 )
@@ -317,6 +319,38 @@ def test_a_key_comes_from_the_environment(make_stack: StackFactory, tmp_path: Pa
     with chat(stack, PERDURE_KEY=key) as terminal:
         terminal.shows("concierge").type("/quit").ends()
     refused = piped(stack, "say one\n")
+    wrong = piped(stack, "say one\n", "--key", "another")
 
     assert key not in terminal.screen
     assert refused.stderr == f"perdure: The API at {stack.url} wants a key: give one with --key, or in PERDURE_KEY.\n"
+    assert wrong.stderr == (
+        f"perdure: The API at {stack.url} refuses this key: give another one with --key, or in PERDURE_KEY.\n"
+    )
+
+
+@pytest.mark.parametrize("answer", [b"<h1>It works!</h1>", b'{"ok": true}', None], ids=["a page", "another API", "404"])
+def test_somebody_else_at_the_port_is_told_from_an_api(answer: bytes | None) -> None:
+    class Else(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if answer else 404)
+            self.end_headers()
+            self.wfile.write(answer or b"")
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Else) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        run = subprocess.run(
+            command("chat", "--url", url),
+            env=clean_environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        server.shutdown()
+
+    assert run.returncode == 1
+    assert run.stderr.endswith(
+        f"perdure: What answers at {url} is no API of Perdure. "
+        "`perdure dev` starts everything; --url names another place.\n"
+    )

@@ -17,7 +17,7 @@ from perdure import Agent, AgentRegistry
 from perdure.dev.machine import Occupied, kill, listed, locked
 from perdure.dev.supervisor import command
 from perdure.dev.temporal_server import binary, listens
-from perdure.runtime.local import read_temporal_address, write_temporal_address
+from perdure.runtime.local import read_api_url, read_temporal_address, write_api_url, write_temporal_address
 from perdure.settings import Settings
 from tests.support.processes import Process, clean_environment, free_port, wait_until
 from tests.support.talk import Talk, text
@@ -242,6 +242,29 @@ def test_an_operators_commands_find_its_temporal(start_dev: DevFactory) -> None:
     )
 
     assert said.stdout == "The store and Temporal agree.\n", said.stderr
+
+
+def test_a_chat_finds_the_api_of_the_folder_at_any_port(running: Dev) -> None:
+    said = subprocess.run(
+        command("chat"),
+        env={**clean_environment(), "PERDURE_DATA_DIR": str(running.data)},
+        input="hello there\n",
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+    assert "hello there" in said.stdout, said.stderr
+
+
+def test_a_chat_is_not_led_to_an_api_that_has_ended(tmp_path: Path) -> None:
+    with locked(tmp_path):
+        write_api_url(tmp_path, "http://127.0.0.1:1")
+        assert read_api_url(tmp_path) == "http://127.0.0.1:1"
+
+    assert read_api_url(tmp_path) is None
+    assert read_api_url(tmp_path / "nowhere") is None
 
 
 def test_an_operator_of_another_store_is_not_led_to_its_temporal(tmp_path: Path) -> None:

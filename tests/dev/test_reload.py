@@ -203,6 +203,38 @@ async def test_a_broken_edit_that_is_undone_needs_no_new_processes(start: Start)
         assert await talk.say("use look") == "look: one"
 
 
+async def test_refused_code_that_is_saved_again_as_it_is_is_checked_again(start: Start) -> None:
+    project = start()
+    project.save(AGENT.replace("VERSION", "two") + "Path('prompt.txt').read_text()\n")
+    project.refused()
+    code = (project.folder / "mine.py").read_text()
+
+    (project.folder / "prompt.txt").touch()
+    project.save(code)
+    project.loaded()
+
+    async with Talk(project.url) as talk:
+        assert await talk.say("use look") == "look: two"
+
+
+async def test_code_that_is_half_saved_while_its_worker_starts_is_loaded_once_it_is_whole(start: Start) -> None:
+    project = start()
+    # As if the file were broken after the check, when the worker reads it.
+    code = (
+        AGENT.replace("VERSION", "two") + "import sys\nassert '--check' in sys.argv or Path('whole').exists(), 'half'\n"
+    )
+    project.save(code)
+    project.refused()
+    assert "half" in project.output
+
+    (project.folder / "whole").touch()
+    project.save(code)
+    project.loaded()
+
+    async with Talk(project.url) as talk:
+        assert await talk.say("use look") == "look: two"
+
+
 async def test_many_saves_at_once_are_one_restart(start: Start) -> None:
     project = start()
 

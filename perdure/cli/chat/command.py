@@ -23,27 +23,44 @@ if TYPE_CHECKING:
 _DEFAULT = "http://127.0.0.1:8000"
 #: Seconds of an outage before it is told: a line about a restart, which is shorter, would stand inside a word.
 _SHORT = 3.0
+_ELSEWHERE = "`perdure dev` starts everything; --url names another place."
 _READY = "Perdure is ready."
 _STOPPING = 20.0
 #: Bytes of a log that is put aside.
 _LARGE = 1_048_576
 
-Url = Annotated[str, typer.Option(envvar="PERDURE_URL", help="Where the API is.")]
+Url = Annotated[
+    str | None,
+    typer.Option(
+        envvar="PERDURE_URL",
+        help="Where the API is.",
+        show_default=f"that of the `perdure dev` of this folder, else {_DEFAULT}",
+        show_envvar=True,
+    ),
+]
 
 
 def chat(
-    url: Url = _DEFAULT,
+    url: Url = None,
     key: Annotated[
         str | None, typer.Option(envvar="PERDURE_KEY", help="An API key or a token.", show_envvar=True)
     ] = None,
     session: Annotated[str | None, typer.Option(help="Come back to this session.")] = None,
-    agent: Annotated[str | None, typer.Option(help="The agent of a new session. [default: the first one]")] = None,
+    agent: Annotated[str | None, typer.Option(help="The agent of a new session.", show_default="the first one")] = None,
     history: Annotated[int, typer.Option(help="How many messages of the session are shown first.", min=0)] = 10,
 ) -> None:
     """Talk with a session in the terminal, here or on another machine."""
-    code = talk(url, key, session=session, agent=agent, history=history)
+    code = talk(url or _beside_dev() or _DEFAULT, key, session=session, agent=agent, history=history)
     if code:
         raise typer.Exit(code)
+
+
+def _beside_dev() -> str | None:
+    """Where the API of the `perdure dev` is that runs here: another port may be that of somebody else."""
+    from perdure.cli.options import settings_with
+    from perdure.runtime.local import read_api_url
+
+    return read_api_url(settings_with().data_dir)
 
 
 def talk(
@@ -65,6 +82,9 @@ def talk(
     screen = Screen.of_process(live=live)
     try:
         with Client(url, key=key, outage=None, on_outage=_Outages(screen)) as client:
+            if not _is_perdure(client):
+                typer.echo(f"perdure: What answers at {printable(url)} is no API of Perdure. {_ELSEWHERE}", err=True)
+                return 1
             _greet(client, screen, agent if session is None else None, live=live)
             come_back = [] if url == _DEFAULT else ["--url", url]
             lines = Lines(screen, live=live)
@@ -73,14 +93,32 @@ def talk(
                 return 0
             return chat.run()
     except ClientError as error:
-        typer.echo(f"perdure: {printable(_absent(url, error) or refusal(error))}", err=True)
+        typer.echo(f"perdure: {printable(_absent(url, key, error) or refusal(error))}", err=True)
         return 1
 
 
+def _is_perdure(client: "Client") -> bool:
+    """Whether it is one of us who answers: on a common port it may be anybody."""
+    from perdure.client import ClientError
+
+    try:
+        return "workflowId" in client.health()
+    except ClientError as error:
+        if error.status in (404, 405) or error.code in ("unreadable", "not_a_stream"):
+            return False
+        raise
+
+
 def _greet(client: "Client", screen: "Screen", agent: str | None, *, live: bool) -> None:
-    """See that somebody is there, and say who."""
-    client.health()
-    info = client.info(agent)
+    """Say who is there."""
+    from perdure.client import ClientError
+
+    try:
+        info = client.info(agent)
+    except ClientError as error:
+        if error.code != "agent_not_found":
+            raise
+        raise ClientError(f"{error.message}{_those(client)}", status=error.status, code=error.code) from None
     if live:
         about: dict[str, Any] = info.get("agent") or {}
         model: dict[str, Any] = about.get("model") or {}
@@ -88,11 +126,24 @@ def _greet(client: "Client", screen: "Screen", agent: str | None, *, live: bool)
         screen.line(f"{about.get('name')}{known}. /help lists commands.", "dim")
 
 
-def _absent(url: str, error: "ClientError") -> str | None:
+def _those(client: "Client") -> str:
+    """Which agents there are; nothing where the API is older and does not say."""
+    from perdure.client import ClientError
+
+    try:
+        agents: list[dict[str, Any]] = client.request("GET", "/v1/agents")["agents"]
+    except (ClientError, KeyError):
+        return ""
+    return f" There are: {', '.join(str(each.get('name')) for each in agents)}."
+
+
+def _absent(url: str, key: str | None, error: "ClientError") -> str | None:
     """The sentence for somebody who has called the wrong place, or without a key."""
     match error.status:
         case None if error.passing:
-            return f"Nothing answers at {url}. `perdure dev` starts everything; --url names another place."
+            return f"Nothing answers at {url}. {_ELSEWHERE}"
+        case 401 if key:
+            return f"The API at {url} refuses this key: give another one with --key, or in PERDURE_KEY."
         case 401:
             return f"The API at {url} wants a key: give one with --key, or in PERDURE_KEY."
         case _:

@@ -37,7 +37,7 @@ class Probe:
 
 def doctor(
     agents: Annotated[
-        str | None, typer.Option(help="Check these as well: module:attribute[,…]. [default: PERDURE_AGENTS]")
+        str | None, typer.Option(help="Check these as well: module:attribute[,…].", show_default="PERDURE_AGENTS")
     ] = None,
     call: Annotated[
         bool, typer.Option("--call", help="Have each model of the agents answer one tiny prompt. It costs a little.")
