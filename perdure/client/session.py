@@ -231,6 +231,8 @@ class AsyncTurn:
             # Others must agree first: no turn begins, and there is nothing to wait for.
             self._result = Result("waiting", None, None, [], {}, None, receipt.session_id, None, None)
         self._closed = False
+        # The last event, until a reader has it.
+        self._last: Event | None = None
         self._reading: AsyncGenerator[Event] | None = None
         self._lock = asyncio.Lock()
 
@@ -269,18 +271,22 @@ class AsyncTurn:
                     self._reading = self._read()
                 try:
                     event = await anext(self._reading)
-                    if self._result is not None:
-                        # Who has the last event may never ask for another one.
-                        await self._reading.aclose()
-                        self._reading = None
-                    return event
+                    if self._result is None:
+                        return event
+                    self._last = event
+                    # Who has the last event may never ask for another one. Who is interrupted here asks for it again.
+                    await self._reading.aclose()
+                    self._reading = None
                 except StopAsyncIteration:
                     # Of a turn that was left in the middle it is the end of this reader only.
                     self._reading = None
                 except BaseException:
                     self._reading = None
                     raise
-            raise StopAsyncIteration
+            if self._last is None:
+                raise StopAsyncIteration
+            event, self._last = self._last, None
+            return event
 
     async def result(self) -> Result:
         """Read it to its end; what became of it."""

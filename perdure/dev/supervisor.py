@@ -212,6 +212,10 @@ class Keeper:
                 except PerdureError as failure:
                     self._say(failure.message)
                     continue
+                except OSError as error:
+                    # Python is being installed anew, or there are no more processes: that may pass, and others run on.
+                    self._say(f"The {self._part.name} could not be started: {error}.")
+                    continue
                 self._say(f"The {self._part.name} is back.")
 
     async def replace(self) -> None:

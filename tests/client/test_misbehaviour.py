@@ -1,6 +1,7 @@
 """APIs that are away, refuse, break off, fall silent or talk nonsense."""
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import time
@@ -334,3 +335,21 @@ def test_a_host_that_cannot_be_called_or_shown_is_refused(host: str) -> None:
 
     assert refused.value.code == "invalid"
     assert "secret" not in str(refused.value)
+
+
+async def test_the_last_event_of_a_turn_is_not_lost_when_its_reader_is_interrupted_at_that_moment() -> None:
+    script = api([accepted()], [Told(200, TURN + WAITING, hang=True)])
+    async with serving(script) as server, AsyncClient(server.url) as client:
+        session = client.session()
+        turn = await session.send("hello")
+        types = [(await anext(turn)).type for _ in range(2)]
+
+        reader = asyncio.ensure_future(anext(turn))
+        while session.state["streamIndex"] < 3:
+            await asyncio.sleep(0)
+        reader.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            types.append((await reader).type)
+        types += [event.type async for event in turn]
+
+    assert types == ["turn.started", "turn.completed", "session.waiting"]

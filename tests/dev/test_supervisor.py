@@ -117,6 +117,25 @@ async def test_a_restart_that_hangs_is_ended_by_the_next_replacement(supervisor:
         await until(lambda: running(int(flag.read_text())))
 
 
+async def test_a_part_whose_program_is_away_for_a_moment_is_started_when_it_is_back(
+    supervisor: Supervisor, tmp_path: Path, said: list[str]
+) -> None:
+    flag, python = tmp_path / "flag", tmp_path / "python"
+    python.symlink_to(sys.executable)
+    whole = part(flag, BEAT)
+    await supervisor.start(replace(whole, command=[str(python), *whole.command[1:]]))
+    first = flag.read_text()
+
+    async with kept(supervisor):
+        python.unlink()
+        os.kill(int(first), signal.SIGKILL)
+        await until(lambda: any("could not be started" in each for each in said))
+        python.symlink_to(sys.executable)
+        await until(lambda: said[-1] == "The worker is back.")
+
+    assert running(int(flag.read_text()))
+
+
 async def test_all_processes_of_a_part_are_stopped_together(supervisor: Supervisor, tmp_path: Path) -> None:
     flag = tmp_path / "flag"
     await supervisor.start(replace(part(flag, SLOW), overlaps=True, patience=1.0))
