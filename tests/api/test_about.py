@@ -8,7 +8,7 @@ import pytest
 from httpx2 import Response
 
 from api.views import describe
-from perdure import Agent, Progress, Prompt, RemoteAgent, Section
+from perdure import Agent, Progress, Prompt, RemoteAgent, Section, SessionView
 from perdure.protocol.events import Usage
 from perdure.store.values import Commit, Consumption, SessionChange
 from tests.api.served import Api

@@ -6,7 +6,6 @@ Its probes have time limits: a test that needs one of them to end well has the m
 import contextlib
 import json
 import re
-import socket
 import subprocess
 import time
 from pathlib import Path
