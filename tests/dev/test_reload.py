@@ -28,17 +28,23 @@ from pathlib import Path
 from perdure import Agent, tool
 
 
-@tool(effects="pure", timeout=120)
-async def look(seconds: float = 0.0) -> str:
+async def first_waits(patient: bool) -> None:
+    """The first version does not come back."""
+    while patient and "VERSION" == "one":
+        await asyncio.sleep(0.05)
+
+
+@tool(effects="pure", timeout=240)
+async def look(patient: bool = False) -> str:
     """Look."""
-    await asyncio.sleep(seconds)
+    await first_waits(patient)
     return "VERSION"
 
 
-@tool(timeout=120)
-async def pay(seconds: float = 0.0) -> str:
+@tool(timeout=240)
+async def pay(patient: bool = False) -> str:
     """Pay, at most once."""
-    await asyncio.sleep(seconds)
+    await first_waits(patient)
     return "paid VERSION"
 
 
@@ -153,8 +159,8 @@ async def read_on(talk: Talk) -> tuple[list[Json], int]:
 async def test_calls_that_take_too_long_to_wait_for_go_on_by_their_effects(start: Start) -> None:
     project = start()
     async with Talk(project.url, timeout=120) as one, Talk(project.url, timeout=120) as other:
-        await one.create('use look {"seconds": 20}')
-        await other.create('use pay {"seconds": 20}')
+        await one.create('use look {"patient": true}')
+        await other.create('use pay {"patient": true}')
         await one.until("actions.requested")
         await other.until("actions.requested")
 
