@@ -35,9 +35,10 @@ async def first_waits(patient: bool) -> None:
 
 
 @tool(effects="pure", timeout=240)
-async def look(patient: bool = False) -> str:
+async def look(patient: bool = False, seconds: float = 0.0) -> str:
     """Look."""
     await first_waits(patient)
+    await asyncio.sleep(seconds)
     return "VERSION"
 
 
