@@ -27,20 +27,20 @@ _LONGEST = 60.0
 class Outages:
     """What is known of the connection: whether it is lost, since when, and how often it was tried."""
 
-    tell: OnOutage | None
+    report: OnOutage | None
     longest: float | None
     tries: int = 0
     since: float | None = None
-    told: bool = False
+    reported: bool = False
 
-    def back(self) -> None:
-        """The API answers."""
-        if self.told and self.tell is not None:
-            self.tell(None)
-        self.told = False
+    def answered(self) -> None:
+        """The API answers. The outage may go on: a connection that opens and breaks at once has not ended it."""
+        if self.reported and self.report is not None:
+            self.report(None)
+        self.reported = False
 
-    def over(self) -> None:
-        """It is as before. A connection that only opens and breaks again is none."""
+    def ended(self) -> None:
+        """The connection is good: the next outage begins anew."""
         self.tries, self.since = 0, None
 
     async def wait(self, error: ClientError) -> None:
@@ -48,9 +48,9 @@ class Outages:
         now = time.monotonic()
         if self.since is None:
             self.since = now
-        if not self.told and self.tell is not None:
-            self.tell(error)
-        self.told = True
+        if not self.reported and self.report is not None:
+            self.report(error)
+        self.reported = True
         pause = max(min(error.retry_after or 0.0, _LONGEST), backoff(self.tries + 1))
         if self.longest is not None and now - self.since + pause > self.longest:
             raise error
@@ -72,9 +72,9 @@ async def read_events(
         try:
             async with _lines(transport, path, cursor) as lines:
                 async for line in lines:
-                    outages.back()
+                    outages.answered()
                     if time.monotonic() - opened > _GOOD:
-                        outages.over()
+                        outages.ended()
                     if not line.strip():
                         continue
                     came = True
@@ -83,7 +83,7 @@ async def read_events(
                         if event.index < cursor:
                             continue
                         cursor = event.index + 1
-                        outages.over()
+                        outages.ended()
                     yield event
                     if event.type in TERMINAL:
                         return
