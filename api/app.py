@@ -198,7 +198,6 @@ def _add_inspection(table: _Table, parts: _Parts) -> None:
         parts.agents,
         parts.sessions.health(pools_of(parts.agents)),
         parts.settings,
-        open=is_development(parts.settings),
     )
     table.add("GET", "/v1/agents", overview.agents)
     table.add("GET", "/v1/health", overview.health)

@@ -104,6 +104,10 @@ class Operators:
         held = (roles,) if isinstance(roles, str) else roles
         return OPERATOR in held or principal.address in self._addresses
 
+    def trust(self, principal: Principal) -> bool:
+        """Whether it is one of them, or the developer on this machine, who needs no key."""
+        return principal == LOCAL or self.include(principal)
+
     def check(self, principal: Principal) -> None:
         """`Forbidden` for all others, also on a development machine."""
         if not self.include(principal):

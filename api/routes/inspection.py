@@ -99,12 +99,14 @@ def session_query(params: QueryParams, principal: Principal) -> SessionQuery:
 
 
 def summary(row: SessionRow, waits: Waits) -> JsonObject:
+    why = waiting_for(row, waits)
     shown: JsonObject = {
         "sessionId": row.session_id,
         "agent": row.agent,
         "mode": row.mode,
         "status": row.shown_status,
-        "waitingFor": waiting_for(row, waits),
+        "waitingFor": why and why.sentence,
+        "waitingCode": why and why.code,
         "createdAt": row.created_at,
         "updatedAt": row.updated_at,
         "title": row.title,

@@ -11,7 +11,7 @@ from api.responses import NO_STORE, reply
 from perdure.agents.agent import DEMO, Agent
 from perdure.agents.registry import AgentRegistry
 from perdure.agents.tool import Tool
-from perdure.protocol.deliveries import LOCAL
+from perdure.errors import Forbidden
 from perdure.protocol.wire import JsonObject
 from perdure.runtime.reports.health import Health
 from perdure.settings import Settings
@@ -22,15 +22,13 @@ if TYPE_CHECKING:
 
 class OverviewRoutes:
     def __init__(
-        self, gate: Gate, operators: Operators, agents: AgentRegistry, health: Health, settings: Settings, *, open: bool
+        self, gate: Gate, operators: Operators, agents: AgentRegistry, health: Health, settings: Settings
     ) -> None:
-        """`open`: every caller is a developer on this machine, and sees what operators see."""
         self._gate = gate
         self._operators = operators
         self._agents = agents
         self._health = health
         self._settings = settings
-        self._open = open
 
     async def agents(self, request: Request) -> Response:
         """The agents that callers may start, the default one first."""
@@ -46,7 +44,7 @@ class OverviewRoutes:
         shown: JsonObject = {**found, "store": {**store, **found["store"]}}
         if self._settings.build_id is not None:
             shown["build"] = self._settings.build_id
-        if not (self._open or self._operators.include(principal)):
+        if not self._operators.trust(principal):
             return reply(_without_workers(shown))
         temporal = {"address": self._settings.temporal_address, "ui": self._settings.temporal_ui_url}
         return reply({**shown, "temporal": {**shown["temporal"], **temporal}})
@@ -61,8 +59,8 @@ class MetricsRoutes:
     async def show(self, request: Request) -> Response:
         """What this process has measured, for Prometheus: to operators, and on a development machine."""
         principal = await self._gate.admit(request)
-        if principal != LOCAL:
-            self._operators.check(principal)
+        if not self._operators.trust(principal):
+            raise Forbidden("This is for operators.")
         body = await asyncio.to_thread(self._scrape.text)
         return Response(body, headers={**NO_STORE, "content-type": self._scrape.content_type})
 

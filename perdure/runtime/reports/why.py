@@ -53,6 +53,8 @@ _ACTIVITIES = TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY
 _PROMPT = 2.0
 #: Seconds for which a worker may be silent in an activity. Those of turns send a heartbeat every few seconds.
 _SILENT = 60.0
+#: Children of each status that are looked for.
+_MOST_CHILDREN = 50
 #: Children and open calls that are named.
 _NAMED = 5
 _SHOWN = 80
@@ -124,8 +126,12 @@ async def why(store: Store, client: Client, drivers: DriverClient, row: SessionR
 
 
 async def _children(store: Store, row: SessionRow) -> Sequence[SessionRow]:
-    page = await store.sessions(SessionQuery(parent=row.session_id, limit=200))
-    return [child for child in page.sessions if not child.ended]
+    """Those that have not ended; of very many, some of each status."""
+    found: list[SessionRow] = []
+    for status in ("needs_attention", "waiting", "running", "starting"):
+        query = SessionQuery(parent=row.session_id, status=status, limit=_MOST_CHILDREN)
+        found += (await store.sessions(query)).sessions
+    return found
 
 
 async def _open_calls(store: Store, row: SessionRow) -> Sequence[str]:
@@ -215,23 +221,24 @@ def _since(pending: PendingActivityInfo, state: str) -> float:
     return ended if state == "backoff" and ended else _seconds(pending.scheduled_time)
 
 
-def waiting_for(row: SessionRow, waits: Waits) -> str | None:
+def waiting_for(row: SessionRow, waits: Waits) -> Why | None:
     """What a session waits for, as the store alone knows it; None while it runs, and when it has ended."""
     # Deliveries wait until open requests are closed, so the session waits for the requests.
     queued = waits.queued
     if row.attention is not None:
-        return f"A worker or an operator that can help: {row.attention['message']}"
+        return Why("needs_attention", f"A worker or an operator that can help: {row.attention['message']}")
     match row.status:
         case "waiting" if waits.inputs:
-            return waits_for_people(waits.inputs).sentence
+            return waits_for_people(waits.inputs)
         case "starting" | "waiting" if queued and row.unsignalled:
-            return f"Temporal, which could not be reached: {_deliveries(queued)} accepted, and signalled later."
+            late = f"{_deliveries(queued)} accepted, and signalled later."
+            return Why("unsignalled", f"Temporal, which could not be reached: {late}")
         case "starting":
-            return "A worker that takes up its first turn."
+            return Why("queued", "A worker that takes up its first turn.")
         case "waiting" if queued:
-            return f"A worker that takes up its next turn: {_deliveries(queued)} queued."
+            return Why("queued", f"A worker that takes up its next turn: {_deliveries(queued)} queued.")
         case "waiting":
-            return "The next message."
+            return Why("message", "The next message.")
         case "running" | "completed" | "failed":
             return None
 
