@@ -139,7 +139,7 @@ function Lanes({ id, state }) {
   );
 }
 
-/** Requests are open only as long as the session waits for them. */
+/** The status that the events say, which are sooner here than the next look at the session. */
 function shownStatus(state, session) {
   if (state.attention) return "needs_attention";
   return state.last < 0 ? (session?.status ?? "starting") : state.status;
