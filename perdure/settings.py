@@ -103,7 +103,7 @@ class Settings(BaseSettings):
 
     # HTTP.
     host: str = "127.0.0.1"
-    port: int = 8000
+    port: Annotated[int, Field(ge=0, le=65_535)] = 8000
     # Default continuation tokens are derived from it. All API processes need the same one.
     secret: SecretStr | None = None
     # Concurrent connections. Default: the limit of file descriptors less a reserve.

@@ -35,6 +35,7 @@ def test_settings_and_the_names_of_others_are_left_alone() -> None:
         ("max_tool_output_bytes", "-1"),
         ("max_body_bytes", "0"),
         ("cached_sessions", "0"),
+        ("port", "65536"),
     ],
 )
 def test_numbers_with_which_nothing_would_work_are_refused(

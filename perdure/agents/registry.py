@@ -127,14 +127,18 @@ def _references(spec: str) -> Iterable[str]:
     return filter(None, (part.strip() for part in spec.split(",")))
 
 
+def _as_module(path: str) -> str:
+    return path.removesuffix(".py").removeprefix("./").replace("/", ".")
+
+
 def _load(reference: str, what: str, kind: type[object]) -> Sequence[object]:
     """What the reference names: the parts of a list, or one object."""
     module_name, colon, attribute = reference.partition(":")
     if not (module_name and colon and attribute):
-        example = f"{module_name.removesuffix('.py') or 'package.module'}:{attribute or what.rpartition(' ')[2]}"
+        example = f"{_as_module(module_name) or 'package.module'}:{attribute or what.rpartition(' ')[2]}"
         raise InvalidDeclaration(f"{reference!r} does not name {what}; write `module:attribute`, `{example}` for one.")
     if module_name.endswith(".py") or "/" in module_name:
-        path = module_name.removesuffix(".py").removeprefix("./").replace("/", ".")
+        path = _as_module(module_name)
         raise InvalidDeclaration(f"{reference!r} names a file; write the module's name, `{path}:{attribute}`.")
     try:
         module = import_module(module_name)

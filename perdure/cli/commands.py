@@ -60,7 +60,7 @@ Agents = Annotated[
     str | None, typer.Option(envvar="PERDURE_AGENTS", help="module:attribute[,module:attribute…]; the first is default")
 ]
 Host = Annotated[str, typer.Option(envvar="PERDURE_HOST", help="Where the API listens.")]
-Port = Annotated[int, typer.Option(envvar="PERDURE_PORT", help="The port of the API.")]
+Port = Annotated[int, typer.Option(envvar="PERDURE_PORT", help="The port of the API.", min=0, max=65_535)]
 LogLevel = Annotated[str, typer.Option(envvar="PERDURE_LOG_LEVEL", help="debug, info, warning or error.")]
 Limit = Annotated[int, typer.Option(help="How many, newest first.", min=1, max=1_000_000)]
 ReadyFile = Annotated[
@@ -127,8 +127,8 @@ def dev(
     agents: Agents = None,
     host: Host = "127.0.0.1",
     port: Port = 8000,
-    temporal_port: Annotated[int, typer.Option(help="The port of Temporal's dev server.")] = 7233,
-    ui_port: Annotated[int, typer.Option(help="The port of Temporal's UI.")] = 8233,
+    temporal_port: Annotated[int, typer.Option(help="The port of Temporal's dev server.", min=1, max=65_535)] = 7233,
+    ui_port: Annotated[int, typer.Option(help="The port of Temporal's UI.", min=1, max=65_535)] = 8233,
     data_dir: DataDir = None,
     log_level: LogLevel = "info",
     durable: Annotated[

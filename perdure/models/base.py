@@ -234,11 +234,7 @@ class Models:
             try:
                 self.model(agent.model or DEMO)
             except ModelFailed as failed:
-                # pydantic-ai's own advice includes Python code that does not apply here.
-                advice = failed.reason or ""
-                if missing := _VARIABLE.search(advice):
-                    advice = f"Set {missing[1]}, or let `{DEMO}` answer, which needs no key."
-                raise Misconfigured(f"Agent {agent.name!r}: {failed.message} {advice}".rstrip()) from None
+                raise Misconfigured(f"Agent {agent.name!r}: {failed.message} {failed.reason or ''}".rstrip()) from None
 
     def model(self, name: str) -> Model:
         if name not in self._models:
@@ -306,13 +302,24 @@ def _failure(model: str, error: Exception, *, asked: bool, answered: bool) -> Mo
             )
         case UnexpectedModelBehavior():
             return _unreadable(model)
-        case UserError():
-            # The text is from pydantic-ai: it names the missing variable or the unknown model.
-            return ModelFailed(f"The model {model} cannot be used.", reason=public(str(error)), **unsent)
+        case UserError() | ImportError():
+            return ModelFailed(f"The model {model} cannot be used.", reason=_advice(public(str(error))), **unsent)
         case OSError() | TimeoutError():
             return ModelFailed(f"The model {model} could not be reached.", transient=True)
         case _:
             return ModelFailed(f"The model {model} failed ({type(error).__name__}).", transient=False, **unsent)
+
+
+def _advice(text: str) -> str:
+    """What to do, of pydantic-ai's text about a key, a model or a library that is missing.
+
+    Its own advice includes Python code that does not apply here.
+    """
+    if missing := _VARIABLE.search(text):
+        return f"Set {missing[1]}, or let `{DEMO}` answer, which needs no key."
+    if text.startswith("Unknown model") and not text.endswith("?"):
+        return f"{text}. A model is written `provider:model`: `openai:…` or `anthropic:…`."
+    return text
 
 
 def _rejected(error: ModelAPIError) -> bool:

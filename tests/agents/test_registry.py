@@ -52,6 +52,7 @@ def test_how_turns_run_is_for_those_that_do_not_say_it(project: Path) -> None:
     ("spec", "complaint"),
     [
         ("shop_of_tests", "does not name an agent; write `module:attribute`, `shop_of_tests:agent` for one"),
+        ("./shops/of_tests.py", "write `module:attribute`, `shops.of_tests:agent` for one"),
         ("no_such_shop:one", "no module 'no_such_shop' .*, neither in /.* nor installed; start in the folder"),
         ("shop_of_tests.py:one", "names a file; write the module's name, `shop_of_tests:one`"),
         ("./shops/of_tests.py:one", "write the module's name, `shops.of_tests:one`"),

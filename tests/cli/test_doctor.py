@@ -133,6 +133,7 @@ def test_it_ends_in_time_whatever_does_not_answer(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert took < 15
     assert done.stdout.count("FAIL") >= 4
+    assert "slow:agent was not loaded in time" in done.stdout
     assert "hidden" not in done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from perdure.cli.project import scaffold
-from perdure.cli.project.scaffold import TEMPLATES, FolderInUse, create, names_for
+from perdure.cli.project.scaffold import TEMPLATES, FolderInUse, create, init, names_for
 from perdure.errors import Invalid
 from tests.support import commands
 from tests.support.processes import clean_environment
@@ -131,6 +131,7 @@ def test_its_containers_serve_its_agent_and_have_no_default_secret(projects: Pat
     [
         ("My Shop", "my_shop"),
         ("café-2", "cafe_2"),
+        ("Größe 1", "grosse_1"),
         ("2nd.try", "agent_2nd_try"),
         ("class", "class_agent"),
         ("api", "api_agent"),
@@ -148,6 +149,16 @@ def test_the_names_are_made_of_the_folders(folder: str, module: str) -> None:
 
     assert (names.module, names.name) == (module, module.replace("_", "-"))
     assert names.module.isidentifier()
+
+
+def test_what_it_says_can_be_pasted_into_a_shell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    init(Path("My Shop"), "minimal")
+
+    assert "\n  cd 'My Shop'\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("begun", [(), (".git", ".venv")])

@@ -267,6 +267,20 @@ def test_a_chat_is_not_led_to_an_api_that_has_ended(tmp_path: Path) -> None:
     assert read_api_url(tmp_path / "nowhere") is None
 
 
+def test_a_port_that_cannot_be_is_refused_as_an_option() -> None:
+    said = subprocess.run(
+        command("dev", "--port", "99999"),
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+    assert said.returncode == 2
+    assert "65535" in said.stderr
+
+
 def test_an_operator_of_another_store_is_not_led_to_its_temporal(tmp_path: Path) -> None:
     folder = Settings(data_dir=tmp_path)
     elsewhere = Settings(data_dir=tmp_path, database_url=SecretStr("postgresql://somewhere/else"))

@@ -25,7 +25,9 @@ twice = Agent("twice", tools=[look, FunctionToolset([look])])
     [
         ({"deployment": "shop"}, "set both, or neither"),
         ({"build_id": "7"}, "set both, or neither"),
-        ({"model": "no-such-provider:x"}, "Agent 'demo': .*no-such-provider"),
+        ({"model": "no-such-provider:x"}, "Agent 'demo': .*no-such-provider.* A model is written `provider:model`"),
+        ({"model": "gpt-5"}, "Did you mean '[a-z-]+:gpt-5'\\?$"),
+        ({"model": "groq:x"}, "Agent 'demo': The model groq:x cannot be used. .*pip install"),
         ({"model": "anthropic:x"}, "Agent 'demo': .* cannot be used. Set ANTHROPIC_API_KEY, or let `demo` answer"),
     ],
 )

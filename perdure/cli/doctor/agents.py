@@ -21,30 +21,31 @@ _REST = 1.5
 _REACH = "See whether its provider is reachable."
 
 
-async def declarations(settings: Settings, seconds: float) -> Sequence[Finding]:
-    """Whether the agents can be loaded, and would be served."""
-    code, lines = await _said(["-m", "perdure", "worker", "--check"], settings, seconds)
+async def declarations(settings: Settings, deadline: float) -> Sequence[Finding]:
+    """Whether the agents can be loaded, and would be served. The deadline is one of `time.monotonic`."""
+    code, lines = await _said(["-m", "perdure", "worker", "--check"], settings, deadline)
     if code == 0:
         return [ok("agents", f"{settings.agents} can be served.")]
     if code is None:
-        todo = "See what its module does when it is imported."
-        return [fail("agents", f"{settings.agents} was not loaded within {seconds:g} s.", todo)]
+        todo = "See what its module does when it is imported; `perdure worker --check` waits longer."
+        return [fail("agents", f"{settings.agents} was not loaded in time.", todo)]
     begin = max((number for number, line in enumerate(lines) if line.startswith("perdure: ")), default=-1)
     reason = " ".join(lines[begin:]).removeprefix("perdure: ")
     return [fail("agents", reason or f"The check exited with code {code}.", "Mend it: a worker would not start.")]
 
 
-async def call_models(settings: Settings, seconds: float) -> Sequence[Finding]:
+async def call_models(settings: Settings, deadline: float) -> Sequence[Finding]:
     """Whether each model of the agents answers."""
-    code, lines = await _said(["-m", __name__, str(time.time() + seconds - _REST)], settings, seconds)
+    last = time.time() + deadline - time.monotonic() - _REST
+    code, lines = await _said(["-m", __name__, str(last)], settings, deadline)
     if code is None:
-        return [fail("model", f"No model answered within {seconds:g} s.", _REACH)]
+        return [fail("model", "No model answered in time.", _REACH)]
     if code or not lines:
         return [fail("model", "No model was called.", "See the line about the agents.")]
     return [Finding(**each) for each in json.loads(lines[-1])]
 
 
-async def _said(words: Sequence[str], settings: Settings, seconds: float) -> tuple[int | None, Sequence[str]]:
+async def _said(words: Sequence[str], settings: Settings, deadline: float) -> tuple[int | None, Sequence[str]]:
     """The exit code and the last lines of our own program with these words; no code if it did not end in time."""
     with tempfile.TemporaryFile() as output:
         process = await asyncio.create_subprocess_exec(
@@ -65,7 +66,7 @@ async def _said(words: Sequence[str], settings: Settings, seconds: float) -> tup
         )
         code = None
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(deadline - time.monotonic()):
                 code = await process.wait()
         except TimeoutError:
             pass

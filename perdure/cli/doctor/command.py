@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import threading
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -60,14 +61,16 @@ def examine(settings: "Settings", *, call: bool = False) -> Sequence[Finding]:
 
     # First: to open the store may correct the rights of its file.
     here = [*machine.versions(), *machine.variables(settings), *machine.keys(settings), *machine.folder(settings)]
+    # What the probes import keeps a busy machine for seconds: they count from here, not from when it is their turn.
+    begun = time.monotonic()
     probes = [
         Probe("ports", "The port of the API", SERVER, lambda: machine.ports(settings)),
         Probe("temporal", f"Temporal at {settings.temporal_address}", SERVER, lambda: servers.temporal(settings)),
         Probe("store", "The store", SERVER, lambda: servers.store(settings)),
-        Probe("agents", "Loading the agents", LOADING + 1, lambda: agents.declarations(settings, LOADING)),
+        Probe("agents", "Loading the agents", LOADING + 1, lambda: agents.declarations(settings, begun + LOADING)),
     ]
     if call:
-        probes.append(Probe("model", "The model", CALL + 1, lambda: agents.call_models(settings, CALL)))
+        probes.append(Probe("model", "The model", CALL + 1, lambda: agents.call_models(settings, begun + CALL)))
     return [*here, *_run(_all(probes))]
 
 

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import keyword
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from perdure.bounds import quoted
+from perdure.bounds import printable, quoted
 from perdure.errors import Conflict, Invalid
 
 #: The templates, and what their agents do.
@@ -56,9 +57,9 @@ def init(
 ) -> None:
     """Make a small project: an agent, a test, and what it takes to run it here and in containers."""
     made = create(folder, template)
-    typer.echo(f"Made {made.name} in {folder}, with the template {template}.\n")
+    typer.echo(f"Made {made.name} in {printable(str(folder))}, with the template {template}.\n")
     if folder.resolve() != Path.cwd():
-        typer.echo(f"  cd {folder}")
+        typer.echo(f"  cd {shlex.quote(str(folder))}")
     typer.echo(f"  perdure dev --agents {made.module}.agent:agent\n\nREADME.md says more.")
 
 
@@ -92,7 +93,8 @@ def names_for(folder: str) -> Names:
     """Names that Python, package indexes and agents accept, and that hide no other module."""
     import unicodedata
 
-    plain = unicodedata.normalize("NFKD", folder).encode("ascii", "ignore").decode().lower()
+    # First to lower case: that of ß is two letters.
+    plain = unicodedata.normalize("NFKD", folder.casefold()).encode("ascii", "ignore").decode()
     module = re.sub(r"[^a-z0-9]+", "_", plain).strip("_")[:_LONGEST].strip("_") or "my_agent"
     if module[0].isdigit():
         module = f"agent_{module}"
