@@ -28,8 +28,8 @@ async def test_a_message_whose_receipt_was_lost_counts_once_however_it_is_sent_a
         page = tabs.first
         await talk.create("hello")
         await talk.until_boundary()
-        here = f"{desk.url}/#/sessions/{talk.session_id}"
-        await page.goto(here)
+        await page.goto(f"{desk.url}/#/sessions/{talk.session_id}")
+        await expect(page.locator(".turn-end")).to_have_count(1)
 
         await page.route("**/v1/dispatches", lose_the_answer)
         await page.get_by_label("Message", exact=True).fill("hello again")
@@ -95,6 +95,7 @@ async def test_a_message_that_is_under_way_while_another_place_is_shown_is_not_t
         await talk.create("hello")
         await talk.until_boundary()
         await page.goto(f"{desk.url}/#/sessions/{talk.session_id}")
+        await expect(page.locator(".turn-end")).to_have_count(1)
         may_go = asyncio.Event()
 
         async def wait(route: Route) -> None:
