@@ -152,6 +152,18 @@ def test_an_interrupt_stops_the_turn_and_the_chat_goes_on(stack: Stack) -> None:
         terminal.type("say next").shows("\nnext\n")
 
 
+def test_an_interrupt_takes_back_a_message_that_waits_and_leaves_the_turn_of_another_alone(stack: Stack) -> None:
+    with chat(stack) as terminal, Client(stack.url) as client:
+        terminal.type("say one").shows("\none\n")
+        session_id = session_of(terminal)
+        turn = client.session({"sessionId": session_id}).send("drip 200 words delay 20")
+        terminal.type("say two").shows("w5 ")
+        terminal.interrupt().shows("Its sender has withdrawn").shows("> ", 4)
+
+        assert turn.result().status == "completed"
+        assert client.show(session_id)["counts"]["turns"] == 2
+
+
 def test_a_second_interrupt_leaves_and_says_how_to_come_back(stack: Stack) -> None:
     with chat(stack) as terminal:
         terminal.type("say one").shows("\none\n")

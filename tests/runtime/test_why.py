@@ -1,13 +1,17 @@
 """Why a session does not move, as its owner is told, and how a deployment is."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import httpx2
 import pytest
+from temporalio.client import Client, WorkflowExecutionStatus
 
 from perdure.protocol.deliveries import LOCAL, Capabilities
+from perdure.runtime.drivers.client import DriverClient
 from perdure.runtime.reports.why import SessionFacts, Task, explain
+from perdure.runtime.reports.why import why as why_of
 from perdure.store.values import SessionRow
 from tests.support.plugin import StackFactory
 from tests.support.stack import Stack
@@ -113,6 +117,31 @@ async def test_a_session_whose_tool_has_no_worker_names_the_queue(stack: Stack) 
     assert f"task queue {stack.environment['PERDURE_TASK_QUEUE']}-tools-gpu" in answer["sentence"]
     assert answer["sentence"].startswith("No worker polls the task queue ")
     assert ", where the call of `where` has waited since" in answer["sentence"]
+
+
+async def test_a_session_that_ends_while_its_workflow_is_looked_at_has_ended_and_lacks_none(stack: Stack) -> None:
+    async with httpx2.AsyncClient(base_url=stack.api_urls[0]) as http:
+        body = {"message": "say done", "mode": "task"}
+        session_id = (await http.post("/agents/concierge/eve/v1/session", json=body)).json()["sessionId"]
+        await why(http, session_id, "ended")
+    client, store = await stack.client(), await stack.store()
+    drivers = DriverClient(client, stack.settings.task_queue)
+    try:
+        row = await store.session(session_id)
+        assert row is not None
+        await until(lambda: has_closed(client, row.session_id))
+
+        # What was read a moment before.
+        found = await why_of(store, client, drivers, replace(row, status="running"))
+    finally:
+        await store.close()
+
+    assert (found.code, found.sentence) == ("ended", "It has ended: completed.")
+
+
+async def has_closed(client: Client, session_id: str) -> bool:
+    described = await client.get_workflow_handle(session_id).describe()
+    return described.status != WorkflowExecutionStatus.RUNNING
 
 
 async def test_without_any_worker_a_new_session_says_so(make_stack: StackFactory) -> None:

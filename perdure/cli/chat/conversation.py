@@ -53,6 +53,8 @@ class Shown:
     #: Set when the message is accepted, or was refused: before that there is nothing to stop.
     sent: threading.Event = field(default_factory=threading.Event)
     accepted: bool = False
+    #: Whether a turn has read the message. Until then what is shown is of others.
+    read: bool = False
     over: threading.Event = field(default_factory=threading.Event)
 
     def accept(self, delivery_id: str | None) -> None:
@@ -103,10 +105,11 @@ class Chat:
 
     def resume(self, session_id: str, messages: int) -> bool:
         """Show the last messages of a session and what it does now; False when it has ended."""
-        shown = self._client.show(session_id)
         boundaries = ",".join(sorted(BOUNDARIES))
         last = self._client.events(session_id, types=boundaries, order="desc", limit=1).events
         start = (last[0].index or 0) + 1 if last else 0
+        # After the boundary: of a session that runs now, the next one is still to be read.
+        shown = self._client.show(session_id)
         self._show_history(session_id, start, messages)
         if shown["status"] in ("completed", "failed"):
             self._screen.line("This session has ended. `perdure chat` starts another one.")
@@ -228,6 +231,7 @@ class Chat:
         view, last = shown.view, None
         for event in events:
             shown.heard = time.monotonic()
+            shown.read |= shown.delivery_id in event.delivery_ids
             view.show(event)
             last = event
         if last is not None:
@@ -283,13 +287,25 @@ class Chat:
         shown.sent.wait()
         if not shown.accepted:
             return
+        unread = None if shown.read else shown.delivery_id
         try:
-            turn_id = shown.view.draft.turn_id
-            status = self._client.cancel(self._session.id or "", turn_id)
-            if status == "no_active_turn" and turn_id is None and shown.delivery_id is not None:
-                self._client.withdraw(shown.delivery_id)
+            if unread is not None and self._is_taken_back(unread):
+                return
+            # The turn that is shown may be one before ours.
+            turn_id = shown.view.draft.turn_id if unread is None else None
+            self._client.cancel(self._session.id or "", turn_id)
         except ClientError as error:
             self._screen.line(refusal(error), "red")
+
+    def _is_taken_back(self, delivery_id: str) -> bool:
+        """Take a message back; False when a turn has it by now, and for answers, which count at once."""
+        try:
+            self._client.withdraw(delivery_id)
+        except ClientError as error:
+            if error.status in (404, 405, 409):
+                return False
+            raise
+        return True
 
     # --- answers --------------------------------------------------------------------------------------------
 

@@ -122,6 +122,9 @@ async def why(store: Store, client: Client, drivers: DriverClient, row: SessionR
     children = await _children(store, row)
     calls = await _open_calls(store, row) if row.status == "running" else ()
     tasks, driver = await _under_way(client, drivers, row)
+    if driver is not None and driver != "running":
+        # A session that has ended since its row was read lacks no workflow.
+        row = await store.session(row.session_id) or row
     return explain(SessionFacts(row, waits.inputs, waits.queued, children, calls, tasks, driver), time.time())
 
 

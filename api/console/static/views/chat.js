@@ -167,15 +167,15 @@ function doing(state, feed, session) {
   return writes ? "The model answers." : "Asks the model.";
 }
 
-// What was typed is kept while another session is shown.
+// What was typed is kept while another session is shown, and what became of it is not known yet.
 const texts = new Map();
+const attempts = new Map();
 
 function Composer({ sessionId, state, session, onSent }) {
   const [text, setText] = useState(texts.get(sessionId) ?? "");
   const [mode, setMode] = useState("");
   const [error, setError] = useState(null);
   const [sending, setSending] = useState(false);
-  const attempt = useRef({});
   const field = useRef(null);
   const busy = state.status === "running";
   const ended = state.status === "completed" || state.status === "failed" || session?.status === "completed";
@@ -189,23 +189,39 @@ function Composer({ sessionId, state, session, onSent }) {
     event?.preventDefault();
     const message = text.trim();
     if (!message || sending || !agent) return;
-    // The same words under the same key until they are accepted: a request that seems lost may have arrived.
-    if (attempt.current.message !== message) attempt.current = { message, key: newKey() };
+    // The same words under the same key, and as the same request, until they are accepted: what seems lost may have
+    // arrived.
+    const known = attempts.get(sessionId);
+    const attempt = known?.message === message ? known : { message, mode: busy ? mode : "", key: newKey() };
+    attempts.set(sessionId, attempt);
     setSending(true);
     setError(null);
     try {
-      const chosen = busy ? mode : "";
-      const receipt = await say(agent, sessionId, message, chosen, attempt.current.key);
-      attempt.current = {};
+      attempt.answer = say(agent, sessionId, message, attempt.mode, attempt.key);
+      const receipt = await attempt.answer;
+      attempts.delete(sessionId);
       write("");
-      onSent({ deliveryId: receipt.deliveryId, text: message, mode: chosen });
+      onSent({ deliveryId: receipt.deliveryId, text: message, mode: attempt.mode });
     } catch (refused) {
+      // What was refused may be sent again in another way.
+      if (refused.status >= 400 && refused.status < 500) attempts.delete(sessionId);
       setError(refused);
     } finally {
+      attempt.answer = null;
       setSending(false);
       field.current?.focus();
     }
   };
+  // What was sent before another place was shown is still under way.
+  useEffect(() => {
+    const answer = attempts.get(sessionId)?.answer;
+    if (!answer) return;
+    setSending(true);
+    answer.catch(setError).then(() => {
+      setSending(false);
+      setText(texts.get(sessionId) ?? "");
+    });
+  }, []);
   const keyDown = (event) => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) send(event);
   };

@@ -8,15 +8,15 @@ const WELCOME =
   "A session is a conversation with an agent. It goes on when workers, this API or Temporal are killed, " +
   "and waits for days when people have to decide.";
 
-// What was typed is kept while another place is shown.
+// What was typed is kept while another place is shown, with the key of the request that may have arrived.
 let typed = "";
+let attempt = {};
 
 export function NewSession({ agents, go, first, welcome = false }) {
   const [agent, setAgent] = useState(first ?? "");
   const [message, setMessage] = useState(typed);
   const [error, setError] = useState(null);
   const [sending, setSending] = useState(false);
-  const attempt = useRef({});
   const field = useRef(null);
   const name = agent || agents[0]?.name || "";
   const about = agents.find((each) => each.name === name);
@@ -30,11 +30,12 @@ export function NewSession({ agents, go, first, welcome = false }) {
     event.preventDefault();
     if (!message.trim() || !name || sending) return;
     const words = JSON.stringify([name, message]);
-    if (attempt.current.words !== words) attempt.current = { words, key: newKey() };
+    if (attempt.words !== words) attempt = { words, key: newKey() };
     setSending(true);
     setError(null);
     try {
-      const { sessionId } = await start(name, message.trim(), attempt.current.key);
+      const { sessionId } = await start(name, message.trim(), attempt.key);
+      attempt = {};
       typed = "";
       go(`#/sessions/${encodeURIComponent(sessionId)}`);
     } catch (refused) {
