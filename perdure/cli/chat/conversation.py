@@ -345,7 +345,8 @@ class Chat:
         given = found["arguments"] if isinstance(found, dict) else question.arguments
         text = json.dumps(given, ensure_ascii=False)
         if isinstance(found, Edit):
-            typed = self._line("arguments> ", begun=text)
+            # The line editor shows it as it is. In JSON an escaped character is the same one.
+            typed = self._line("arguments> ", begun=printable(text))
             if typed is None:
                 return found
             text = typed
