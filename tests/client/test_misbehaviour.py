@@ -228,6 +228,19 @@ async def test_a_line_without_an_end_is_given_up(monkeypatch: pytest.MonkeyPatch
     assert error.value.code == "too_large"
 
 
+@pytest.mark.parametrize(("status", "bound"), [(200, "_WHOLE"), (404, "_WHOLE_ERROR")])
+async def test_a_response_that_comes_byte_by_byte_without_an_end_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, status: int, bound: str
+) -> None:
+    monkeypatch.setattr(f"perdure.client.transport.{bound}", 0.5, raising=False)
+    told = Told(status, b"{", drip=0.05)
+    async with serving(lambda _: told) as server, AsyncClient(server.url, patience=0) as client:
+        with pytest.raises(ClientError) as error:
+            await asyncio.wait_for(client.show("ses_1"), 5)
+
+    assert (error.value.status, error.value.code) == ((404, None) if status == 404 else (None, "unreachable"))
+
+
 async def test_an_outage_at_a_boundary_is_waited_for() -> None:
     looks = iter([UNAVAILABLE, UNAVAILABLE, Told(200, {"status": "running", "turnId": "turn_0"})])
     script = api([accepted()], [Told(200, TURN + WAITING)])
