@@ -5,9 +5,13 @@ from typing import Any
 
 import httpx2
 import pytest
+from temporalio.client import Client
 
 from perdure.protocol.deliveries import LOCAL, Capabilities
+from perdure.runtime.deploys import builds
+from perdure.runtime.drivers.client import DriverClient
 from perdure.runtime.reports.why import SessionFacts, Task, explain
+from perdure.runtime.reports.why import why as ask
 from perdure.store.values import SessionRow
 from tests.support.plugin import StackFactory
 from tests.support.stack import Stack
@@ -113,6 +117,29 @@ async def test_a_session_whose_tool_has_no_worker_names_the_queue(stack: Stack) 
     assert f"task queue {stack.environment['PERDURE_TASK_QUEUE']}-tools-gpu" in answer["sentence"]
     assert answer["sentence"].startswith("No worker polls the task queue ")
     assert ", where the call of `where` has waited since" in answer["sentence"]
+
+
+async def test_a_queue_is_looked_at_once_however_many_calls_wait_in_it(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at: list[str] = []
+    look = builds.described_queue
+
+    async def counted(client: Client, queue: str, *others: Any, **more: Any) -> Any:
+        looked_at.append(queue)
+        return await look(client, queue, *others, **more)
+
+    monkeypatch.setattr(builds, "described_queue", counted)
+    client, store = await stack.client(), await stack.store()
+    async with httpx2.AsyncClient(base_url=stack.api_urls[0]) as http:
+        session_id = await begun(http, "call " + " and ".join(["where {}"] * 20), agent="pooled")
+        await why(http, session_id, "no_worker")
+    row = await store.session(session_id)
+    assert row is not None
+
+    found = await ask(store, client, DriverClient(client, stack.environment["PERDURE_TASK_QUEUE"]), row)
+
+    assert (found.code, len(looked_at)) == ("no_worker", 1)
 
 
 async def test_without_any_worker_a_new_session_says_so(make_stack: StackFactory) -> None:
