@@ -1,6 +1,7 @@
 """What a chat shows of the events of a turn, where no model or worker can be made to emit them."""
 
 import io
+import json
 from typing import Any
 
 import pytest
@@ -97,6 +98,13 @@ def test_strange_events_end_no_chat(odd: Event) -> None:
 
 def test_of_control_characters_only_lines_and_tabs_stay() -> None:
     assert harmless("a\tb\r\nc\x1b[31m\x7f\x9b\u202e\u2028") == "a\tb\nc\\u001b[31m\\u007f\\u009b\\u202e\\u2028"
+
+
+def test_characters_that_nobody_sees_are_shown() -> None:
+    hidden = "pay\u200b\u2063\ufeff\U000e0041 ada"
+
+    assert harmless(hidden) == "pay\\u200b\\u2063\\ufeff\\udb40\\udc41 ada"
+    assert json.loads(f'"{harmless(hidden)}"') == hidden
 
 
 APPROVAL = Question.of(
