@@ -4,11 +4,13 @@ import asyncio
 import json
 import random
 import time
+import weakref
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from types import AsyncGeneratorType
 from typing import Any, TypeVar, cast
 from urllib.parse import quote
 
@@ -96,9 +98,22 @@ class Transport:
             # A proxy of the environment is for other machines: it may not know this one, and would get the key.
             trust_env=url.host not in _THIS_MACHINE,
         )
+        self._readings: weakref.WeakSet[AsyncGeneratorType[Any, None]] = weakref.WeakSet()
 
     async def close(self) -> None:
+        # What is left in its middle ends here, from the outside in: a loop that ends closes all generators at once, and
+        # complains of each that is inside of another one.
+        for each in list(self._readings):
+            # Another task waits for it, which fails when its connection is closed.
+            if not each.ag_running:
+                await each.aclose()
         await self._http.aclose()
+
+    def ending(self, reading: AsyncGenerator[_T]) -> AsyncGenerator[_T]:
+        """The same, which ends with this transport at the latest."""
+        if isinstance(reading, AsyncGeneratorType):
+            self._readings.add(reading)
+        return reading
 
     async def get(self, path: str, params: Mapping[str, Any] | None = None, tries: Tries | None = None) -> Json:
         return (await self.send("GET", path, params=params, tries=tries)).object
