@@ -4,8 +4,8 @@ import asyncio
 import json
 import random
 import time
-import weakref
 import uuid
+import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
