@@ -80,6 +80,8 @@ def test_calls_side_by_side_have_a_line_each_when_they_end() -> None:
     "odd",
     [
         event("action.result"),
+        event("action.result", result={}, status="failed", error=["x"]),
+        event("action.result", result="text", status="failed", error="x"),
         event("action.result", result={"callId": 5, "output": {"deep": [1]}}, status="new"),
         event("actions.requested", actions="none"),
         event("actions.requested", actions=[{}, 5]),
@@ -115,6 +117,20 @@ APPROVAL = Question.of(
         "details": {"kind": "approval"},
     }
 )
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"requestId": "r", "action": "x", "details": "y"},
+        {"requestId": "r", "action": {"input": [1, 2]}},
+        {"requestId": "r", "options": "abc"},
+        {"requestId": "r", "options": [5]},
+        {"requestId": "r", "options": 5, "prompt": {"a": 1}},
+    ],
+)
+def test_a_strange_request_ends_no_chat(odd: dict[str, Any]) -> None:
+    assert Question.of(odd).lines()
 
 
 @pytest.mark.parametrize(
