@@ -83,13 +83,22 @@ def public(text: str) -> str:
     return shortened(_BLOB.sub("[…]", _SECRET.sub("[redacted]", " ".join(text.split()))), _LONGEST_PUBLIC)
 
 
-#: Control characters, line ends, changes of direction, and halves of characters.
-_UNPRINTABLE = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]")
+#: Control characters, line ends, changes of direction, characters that nobody sees, and halves of characters.
+_UNPRINTABLE = re.compile(
+    "[\\x00-\\x1f\\x7f-\\x9f\\u200b\\u2028-\\u202e\\u2060-\\u2064\\u2066-\\u2069\\ufeff\\ud800-\\udfff"
+    "\\U000e0000-\\U000e007f]"
+)
 
 
 def printable(text: str) -> str:
     """Text of others for a line on a terminal, where a control character could be a command: escaped as in JSON."""
-    return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _UNPRINTABLE.sub(lambda found: _escaped(found[0]), text)
+
+
+def _escaped(character: str) -> str:
+    # JSON has pairs for what is beyond four digits.
+    units = character.encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{high:02x}{low:02x}" for high, low in zip(units[::2], units[1::2], strict=True))
 
 
 def deeper_than(value: Any, limit: int) -> bool:

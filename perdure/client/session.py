@@ -117,8 +117,11 @@ class AsyncSession:
             return await self._send_as_owner(body, key)
         return await self._continue(body, key)
 
-    async def events(self, start: int | None = None) -> AsyncGenerator[Event]:
+    def events(self, start: int | None = None) -> AsyncGenerator[Event]:
         """The events from an index on, or from where the last turn was read to, then live, until the session ends."""
+        return self._place.transport.ending(self._events(start))
+
+    async def _events(self, start: int | None) -> AsyncGenerator[Event]:
         if self._last_id is None:
             raise ClientError("The session has not begun.", code="invalid")
         begin = self._cursor if start is None else start
@@ -268,7 +271,7 @@ class AsyncTurn:
                 raise ClientError("The turn was closed before its end.", code="closed")
             while self._result is None:
                 if self._reading is None:
-                    self._reading = self._read()
+                    self._reading = self._place.transport.ending(self._read())
                 try:
                     event = await anext(self._reading)
                     if self._result is None:

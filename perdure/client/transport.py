@@ -5,10 +5,12 @@ import json
 import random
 import time
 import uuid
+import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from types import AsyncGeneratorType
 from typing import Any, TypeVar, cast
 from urllib.parse import quote
 
@@ -34,6 +36,9 @@ _CONNECT = 10.0
 _THIS_MACHINE = frozenset({"localhost", "127.0.0.1", "::1"})
 #: The client waits longer than the API holds a request (`Prefer: wait`, `?wait=result`).
 _READ = 75.0
+#: Seconds that a response takes at most, however steadily it comes, and one that is an error.
+_WHOLE = 600.0
+_WHOLE_ERROR = 10.0
 
 
 @dataclass(frozen=True)
@@ -93,9 +98,22 @@ class Transport:
             # A proxy of the environment is for other machines: it may not know this one, and would get the key.
             trust_env=url.host not in _THIS_MACHINE,
         )
+        self._readings: weakref.WeakSet[AsyncGeneratorType[Any, None]] = weakref.WeakSet()
 
     async def close(self) -> None:
+        # What is left in its middle ends here, from the outside in: a loop that ends closes all generators at once, and
+        # complains of each that is inside of another one.
+        for each in list(self._readings):
+            # Another task waits for it, which fails when its connection is closed.
+            if not each.ag_running:
+                await each.aclose()
         await self._http.aclose()
+
+    def ending(self, reading: AsyncGenerator[_T]) -> AsyncGenerator[_T]:
+        """The same, which ends with this transport at the latest."""
+        if isinstance(reading, AsyncGeneratorType):
+            self._readings.add(reading)
+        return reading
 
     async def get(self, path: str, params: Mapping[str, Any] | None = None, tries: Tries | None = None) -> Json:
         return (await self.send("GET", path, params=params, tries=tries)).object
@@ -119,7 +137,7 @@ class Transport:
 
         async def once() -> Answer:
             async with self._response(method, path, params, more, content, _READ) as response:
-                raw = await _bounded(response, _MOST, within=True)
+                raw = await _bounded(response, _MOST, _WHOLE, within=True)
                 return Answer(_decoded(raw), response.headers)
 
         safe = method in ("GET", "HEAD") or key is not None
@@ -160,7 +178,7 @@ class Transport:
                 method, f"{self.host}{path}", params=given, headers=sent, content=content, timeout=timeout
             ) as response:
                 if not response.is_success:
-                    raw = await _bounded(response, _MOST_OF_ERROR, within=False)
+                    raw = await _bounded(response, _MOST_OF_ERROR, _WHOLE_ERROR, within=False)
                     raise self._refusal(response, raw, secret)
                 yield response
         except (httpx2.UnsupportedProtocol, httpx2.LocalProtocolError, httpx2.InvalidURL):
@@ -298,15 +316,21 @@ def _decoded(raw: bytes) -> Any:
         raise ClientError("The response cannot be read: it is no JSON.", code=UNREADABLE) from None
 
 
-async def _bounded(response: httpx2.Response, most: int, *, within: bool) -> bytes:
-    """The body. With `within` one that is longer is an error; otherwise its beginning is enough."""
+async def _bounded(response: httpx2.Response, most: int, seconds: float, *, within: bool) -> bytes:
+    """The body. With `within` one that is longer, or takes longer, is an error; otherwise its beginning is enough."""
     read = bytearray()
-    async for chunk in response.aiter_bytes():
-        read += chunk
-        if len(read) > most:
-            if within:
-                raise ClientError(f"The response has more than {most} bytes.", code="too_large")
-            break
+    try:
+        # The timeouts of a request are those of each read.
+        async with asyncio.timeout(seconds):
+            async for chunk in response.aiter_bytes():
+                read += chunk
+                if len(read) > most:
+                    break
+    except TimeoutError:
+        if within:
+            raise ClientError(f"The response has not ended after {seconds:g} s.", code=UNREACHABLE) from None
+    if within and len(read) > most:
+        raise ClientError(f"The response has more than {most} bytes.", code="too_large")
     return bytes(read[:most])
 
 

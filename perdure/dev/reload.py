@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import errno
 import hashlib
 import importlib.util
 import os
+import stat
 import sys
 import tempfile
 from collections import deque
@@ -117,6 +119,9 @@ class Sources:
     def _hash(self, entry: "os.DirEntry[str]") -> bytes:
         # Not what the entry knows: on some systems that is old.
         found = os.stat(entry.path)
+        if not stat.S_ISREG(found.st_mode):
+            # A pipe, or a link to a device: it would be read for ever.
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), entry.path)
         mark = (found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino)
         known = self._seen.get(entry.path)
         if known is None or known[0] != mark:

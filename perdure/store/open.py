@@ -106,10 +106,12 @@ def _open_sqlite(path: str, create: bool) -> Store:
 
 async def _open_postgres(url: str) -> Store:
     try:
-        from .postgres.database import PostgresDatabase
+        from .postgres.database import PostgresDatabase, address
         from .postgres.feed import Notifications
     except ImportError as missing:
         raise Misconfigured("PostgreSQL needs an extra: pip install 'perdure[postgres]'.") from missing
+    # Before the pool, which would log what libpq says of an address: it may quote the password.
+    address(url)
     database = PostgresDatabase(url)
     await database.open()
     return SqlStore(database, Notifications(url, database))

@@ -1,5 +1,6 @@
 """Metrics as Prometheus reads them: as text, and at an address of their own."""
 
+import contextlib
 import logging
 import socket
 import socketserver
@@ -13,7 +14,7 @@ from prometheus_client.exposition import generate_latest
 
 log = logging.getLogger("perdure.telemetry")
 
-#: Seconds within which a reader sends its request and takes the response.
+#: Seconds within which a reader sends its request and takes the response, all of it: the next one waits meanwhile.
 _PATIENCE = 5.0
 
 
@@ -51,12 +52,27 @@ class _Server(socketserver.TCPServer):
         super().__init__((host, port), handler)
 
 
+def _cut(connection: socket.socket) -> None:
+    """End what is read from and written to a connection."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+
+
 class Listener:
     """Serves one reader at a time, in a thread: when the event loop is blocked, metrics are still to be had."""
 
     def __init__(self, scrape: Scrape, host: str, port: int) -> None:
         class Handler(BaseHTTPRequestHandler):
-            timeout = _PATIENCE
+            def setup(self) -> None:
+                super().setup()
+                # A timeout of the socket begins again with each byte.
+                self._deadline = threading.Timer(_PATIENCE, _cut, [self.connection])
+                self._deadline.daemon = True
+                self._deadline.start()
+
+            def finish(self) -> None:
+                self._deadline.cancel()
+                super().finish()
 
             def do_GET(self) -> None:
                 if self.path.partition("?")[0] != "/metrics":

@@ -96,6 +96,20 @@ def test_edited_arguments_are_compared_with_the_tool_before_they_are_sent(stack:
     assert "Paid 3 to bob." in terminal.screen
 
 
+def test_arguments_that_are_edited_command_no_terminal_and_stay_what_they_are(stack: Stack) -> None:
+    with chat(stack) as terminal:
+        terminal.type('call pay {"amount": 1, "to": "\\u009b2J\\u202eada"} then say paid')
+        terminal.type("edit", prompt="answer> ")
+        wait_until(lambda: terminal.screen.endswith("}"), "the arguments to be there")
+        terminal.press(b"\n").shows("\npaid\n")
+        assert not re.search("[\u0080-\u009f\u202a-\u202e]", terminal.raw)
+        session_id = session_of(terminal)
+
+    with Client(stack.url) as client:
+        [event] = client.events(session_id, types="action.result").events
+    assert event.data["result"]["output"] == "Paid 1 to \u009b2J\u202eada."
+
+
 def test_two_requests_are_answered_one_after_the_other(stack: Stack) -> None:
     with chat(stack) as terminal:
         terminal.type('call pay {"amount": 1} and pay {"amount": 2} then say both')

@@ -1,6 +1,7 @@
 """What a chat shows of the events of a turn, where no model or worker can be made to emit them."""
 
 import io
+import json
 from typing import Any
 
 import pytest
@@ -79,6 +80,8 @@ def test_calls_side_by_side_have_a_line_each_when_they_end() -> None:
     "odd",
     [
         event("action.result"),
+        event("action.result", result={}, status="failed", error=["x"]),
+        event("action.result", result="text", status="failed", error="x"),
         event("action.result", result={"callId": 5, "output": {"deep": [1]}}, status="new"),
         event("actions.requested", actions="none"),
         event("actions.requested", actions=[{}, 5]),
@@ -99,6 +102,13 @@ def test_of_control_characters_only_lines_and_tabs_stay() -> None:
     assert harmless("a\tb\r\nc\x1b[31m\x7f\x9b\u202e\u2028") == "a\tb\nc\\u001b[31m\\u007f\\u009b\\u202e\\u2028"
 
 
+def test_characters_that_nobody_sees_are_shown() -> None:
+    hidden = "pay\u200b\u2063\ufeff\U000e0041 ada"
+
+    assert harmless(hidden) == "pay\\u200b\\u2063\\ufeff\\udb40\\udc41 ada"
+    assert json.loads(f'"{harmless(hidden)}"') == hidden
+
+
 APPROVAL = Question.of(
     {
         "requestId": "inp_1",
@@ -107,6 +117,20 @@ APPROVAL = Question.of(
         "details": {"kind": "approval"},
     }
 )
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"requestId": "r", "action": "x", "details": "y"},
+        {"requestId": "r", "action": {"input": [1, 2]}},
+        {"requestId": "r", "options": "abc"},
+        {"requestId": "r", "options": [5]},
+        {"requestId": "r", "options": 5, "prompt": {"a": 1}},
+    ],
+)
+def test_a_strange_request_ends_no_chat(odd: dict[str, Any]) -> None:
+    assert Question.of(odd).lines()
 
 
 @pytest.mark.parametrize(

@@ -216,6 +216,21 @@ def test_a_postgres_store_is_looked_at(postgres_url: str) -> None:
     assert "schema has version" in found["store"][0]["message"] or "perdure migrate" in found["store"][0]["todo"]
 
 
+@pytest.mark.parametrize("password", ["hidden#word", "hidden/word", "hid@hidden", "hidden%zz"])
+def test_a_password_that_is_not_encoded_is_not_shown(tmp_path: Path, password: str) -> None:
+    environment = {
+        **clean_environment(),
+        "PERDURE_DATABASE_URL": f"postgresql://user:{password}@127.0.0.1:1/sessions",
+        "PERDURE_SECRET": "x",
+    }
+
+    done = commands_of(environment=environment, folder=tmp_path)
+
+    assert "FAIL  store" in done.stdout
+    assert "Report this" not in done.stdout
+    assert "hid" not in done.stdout + done.stderr
+
+
 def test_a_folder_that_cannot_be_a_folder_is_a_failure(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
 

@@ -20,13 +20,17 @@ class Asked:
 
 @dataclass(frozen=True)
 class Told:
-    """One response: a body as it is, or JSON. `cut`: the connection breaks behind it. `hang`: it stays open."""
+    """One response: a body as it is, or JSON. `cut`: the connection breaks behind it. `hang`: it stays open.
+
+    `drip`: spaces follow, one every so many seconds, without an end.
+    """
 
     status: int = 200
     body: Any = b""
     headers: dict[str, str] = field(default_factory=dict[str, str])
     cut: bool = False
     hang: bool = False
+    drip: float | None = None
 
 
 #: What the server answers to a request.
@@ -113,13 +117,17 @@ async def _exchange(
     asked.append(Asked(method, path, headers, json.loads(body) if body else None))
     told = script(asked[-1])
     content = told.body if isinstance(told.body, bytes) else json.dumps(told.body).encode()
-    is_short = told.cut or told.hang
+    is_short = told.cut or told.hang or told.drip is not None
     lines = [f"HTTP/1.1 {told.status} Scripted", "connection: close"]
     # Of a response that breaks off more was promised than comes.
     lines += [f"content-length: {len(content) + (1_000_000 if is_short else 0)}"]
     lines += [f"{name}: {value}" for name, value in told.headers.items()]
     writer.write("\r\n".join(lines).encode() + b"\r\n\r\n" + content)
     await writer.drain()
+    while told.drip is not None:
+        await asyncio.sleep(told.drip)
+        writer.write(b" ")
+        await writer.drain()
     if told.hang:
         await reader.read()
     elif not told.cut:

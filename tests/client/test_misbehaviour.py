@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import sys
 import time
 from typing import Any
 
@@ -226,6 +227,49 @@ async def test_a_line_without_an_end_is_given_up(monkeypatch: pytest.MonkeyPatch
             await result_of(server.url)
 
     assert error.value.code == "too_large"
+
+
+@pytest.mark.parametrize(("status", "bound"), [(200, "_WHOLE"), (404, "_WHOLE_ERROR")])
+async def test_a_response_that_comes_byte_by_byte_without_an_end_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, status: int, bound: str
+) -> None:
+    monkeypatch.setattr(f"perdure.client.transport.{bound}", 0.5, raising=False)
+    told = Told(status, b"{", drip=0.05)
+    async with serving(lambda _: told) as server, AsyncClient(server.url, patience=0) as client:
+        with pytest.raises(ClientError) as error:
+            await asyncio.wait_for(client.show("ses_1"), 5)
+
+    assert (error.value.status, error.value.code) == ((404, None) if status == 404 else (None, "unreachable"))
+
+
+async def test_a_program_that_leaves_a_turn_in_its_middle_ends_quietly() -> None:
+    program = """
+import asyncio, sys
+from perdure.client import AsyncClient, Client
+
+async def main():
+    async with AsyncClient(sys.argv[1]) as client:
+        turn = await client.session().send("hello")
+        async for _ in turn:
+            break
+        async for _ in client.session({"sessionId": "ses_1"}).events():
+            break
+
+asyncio.run(main())
+with Client(sys.argv[1]) as client:
+    for _ in (turn := client.session().send("hello")):
+        break
+    for _ in client.session({"sessionId": "ses_1"}).events():
+        break
+"""
+    started = line("turn.started", 0, turnId="turn_0")
+    async with serving(api([accepted()], [Told(200, started, hang=True)])) as server:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", program, server.url, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        )
+        output, _ = await asyncio.wait_for(process.communicate(), 30)
+
+    assert (process.returncode, output) == (0, b"")
 
 
 async def test_an_outage_at_a_boundary_is_waited_for() -> None:

@@ -1,5 +1,6 @@
 """Talking to sessions in the console: a real browser, a real API, a real worker."""
 
+import json
 import re
 
 import pytest
@@ -121,6 +122,26 @@ async def test_long_numbers_are_approved_with_all_their_digits(desk: Stack) -> N
         await page.get_by_role("button", name="Approve as changed").click()
 
         await expect(page.get_by_text(f"Refunded 1.00 EUR for order {number}.").first).to_be_visible()
+
+
+async def test_arguments_that_are_changed_read_as_they_are(desk: Stack) -> None:
+    ticket = "T-1\u202e2-T\u200b\U000e0041\u009b"
+    async with desk.talk() as talk, console(desk.url) as tabs:
+        page = tabs.first
+        await talk.create(f"use close_ticket {json.dumps({'ticket': ticket})}")
+        await talk.until_boundary()
+        await page.goto(f"{desk.url}/#/sessions/{talk.session_id}")
+        await page.get_by_role("button", name="Change arguments").click()
+
+        await expect(page.get_by_label("Arguments, as JSON")).to_have_value(
+            '{\n  "ticket": "T-1\\u202e2-T\\u200b\\udb40\\udc41\\u009b"\n}'
+        )
+        await page.get_by_role("button", name="Approve as changed").click()
+        await expect(page.get_by_text("You have answered: approved")).to_be_visible()
+        events = await talk.until_boundary()
+
+    [result] = [event["data"]["result"] for event in events if event["type"] == "action.result"]
+    assert result["output"] == f"Ticket {ticket} is closed."
 
 
 async def test_a_question_is_answered_by_an_option_and_in_words(desk: Stack) -> None:

@@ -5,13 +5,14 @@ import contextlib
 import json
 import os
 import sys
+import threading
 from collections.abc import Callable, Generator
 from pathlib import Path
 
 import httpx2
 import pytest
 
-from perdure.dev.reload import Sources, source_roots
+from perdure.dev.reload import Snapshot, Sources, source_roots
 from perdure.dev.supervisor import command
 from tests.support.processes import Process, clean_environment, free_port, wait_until
 from tests.support.talk import Json, Talk, text, types
@@ -334,6 +335,19 @@ def test_a_folder_that_is_no_project_is_not_looked_through(tmp_path: Path, monke
 
     assert not found.complete
     assert list(found.files) == [str(tmp_path / "mine.py")]
+
+
+def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").touch()
+    os.mkfifo(tmp_path / "pipe.py")
+    (tmp_path / "endless.py").symlink_to("/dev/zero")
+    found: list[Snapshot] = []
+
+    looks = threading.Thread(target=lambda: found.append(Sources([tmp_path], tmp_path / "data").look()), daemon=True)
+    looks.start()
+    looks.join(10)
+
+    assert [set(each.files) for each in found] == [{str(tmp_path / "agent.py")}]
 
 
 def test_a_folder_that_links_to_itself_has_an_end(tmp_path: Path) -> None:

@@ -12,6 +12,13 @@ from perdure.protocol.deliveries import LOCAL, Capabilities
 from perdure.runtime.drivers.client import DriverClient
 from perdure.runtime.reports.why import SessionFacts, Task, explain
 from perdure.runtime.reports.why import why as why_of
+from temporalio.client import Client
+
+from perdure.protocol.deliveries import LOCAL, Capabilities
+from perdure.runtime.deploys import builds
+from perdure.runtime.drivers.client import DriverClient
+from perdure.runtime.reports.why import SessionFacts, Task, explain
+from perdure.runtime.reports.why import why as ask
 from perdure.store.values import SessionRow
 from tests.support.plugin import StackFactory
 from tests.support.stack import Stack
@@ -142,6 +149,27 @@ async def test_a_session_that_ends_while_its_workflow_is_looked_at_has_ended_and
 async def has_closed(client: Client, session_id: str) -> bool:
     described = await client.get_workflow_handle(session_id).describe()
     return described.status != WorkflowExecutionStatus.RUNNING
+async def test_a_queue_is_looked_at_once_however_many_calls_wait_in_it(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at: list[str] = []
+    look = builds.described_queue
+
+    async def counted(client: Client, queue: str, *others: Any, **more: Any) -> Any:
+        looked_at.append(queue)
+        return await look(client, queue, *others, **more)
+
+    monkeypatch.setattr(builds, "described_queue", counted)
+    client, store = await stack.client(), await stack.store()
+    async with httpx2.AsyncClient(base_url=stack.api_urls[0]) as http:
+        session_id = await begun(http, "call " + " and ".join(["where {}"] * 20), agent="pooled")
+        await why(http, session_id, "no_worker")
+    row = await store.session(session_id)
+    assert row is not None
+
+    found = await ask(store, client, DriverClient(client, stack.environment["PERDURE_TASK_QUEUE"]), row)
+
+    assert (found.code, len(looked_at)) == ("no_worker", 1)
 
 
 async def test_without_any_worker_a_new_session_says_so(make_stack: StackFactory) -> None:

@@ -3,6 +3,8 @@
 import asyncio
 import json
 import re
+import socket
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import httpx2
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from perdure.telemetry.scrape import Scrape
 from tests.support.plugin import StackFactory
 from tests.support.processes import free_port, wait_until
 from tests.support.stack import Stack
@@ -144,6 +147,32 @@ def test_a_listener_serves_metrics_and_nothing_else(scraped: Stack, ports: list[
     response = httpx2.get(f"http://127.0.0.1:{ports[0]}/v1/sessions", verify=False)
 
     assert response.status_code == 404
+
+
+def test_a_reader_that_never_ends_its_request_does_not_keep_the_others_out() -> None:
+    port = free_port()
+    listener = Scrape().listen("127.0.0.1", port)
+    assert listener is not None
+    gone = threading.Event()
+    slow = socket.create_connection(("127.0.0.1", port))
+
+    def drip() -> None:
+        # A byte a second: the connection is never silent for long.
+        while not gone.wait(1):
+            try:
+                slow.send(b"G")
+            except OSError:
+                return
+
+    dripping = threading.Thread(target=drip)
+    dripping.start()
+    try:
+        assert httpx2.get(f"http://127.0.0.1:{port}/metrics", verify=False, timeout=20).status_code == 200
+    finally:
+        gone.set()
+        dripping.join()
+        slow.close()
+        listener.close()
 
 
 async def test_only_operators_read_metrics_of_an_api_with_keys(make_stack: StackFactory) -> None:

@@ -15,6 +15,12 @@ export function shown(text) {
   return String(text).replace(MISLEADING, (each) => `⟪U+${each.codePointAt(0).toString(16).toUpperCase()}⟫`);
 }
 
+/** The value as JSON that is changed in a field: such characters are escaped, which in JSON are the same ones. */
+export function editable(value) {
+  const escaped = (unit) => `\\u${unit.charCodeAt(0).toString(16).padStart(4, "0")}`;
+  return pretty(value).replace(MISLEADING, (each) => each.split("").map(escaped).join(""));
+}
+
 export function oneLine(text, most = 200) {
   const said = typeof text === "object" && text !== null ? JSON.stringify(text) : String(text ?? "");
   const line = shown(said.slice(0, most * 4))

@@ -32,15 +32,16 @@ class Question:
 
     @classmethod
     def of(cls, request: Mapping[str, Any]) -> "Question":
-        details: Json = request.get("details") or {}
-        action: Json = request.get("action") or {}
+        # Of whom this comes is not known: what has another form than ours must not end the chat.
+        details, action = object_of(request.get("details")), object_of(request.get("action"))
+        options: object = request.get("options")
         return cls(
             request_id=str(request.get("requestId")),
             kind=str(details.get("kind") or request.get("kind") or ""),
             prompt=str(request.get("prompt") or details.get("summary") or request.get("summary") or ""),
             tool=str(action.get("toolName") or request.get("tool") or ""),
-            arguments=dict(action.get("input") or request.get("arguments") or {}),
-            options=list(request.get("options") or []),
+            arguments=object_of(action.get("input") or request.get("arguments")),
+            options=[object_of(each) for each in cast("list[Any]", options)] if isinstance(options, list) else [],
             freeform=bool(request.get("allowFreeform")),
         )
 
@@ -141,6 +142,11 @@ def _chosen(question: Question, line: str) -> str | None:
         if len(named) == 1:
             return named[0]
     return None
+
+
+def object_of(value: object) -> Json:
+    """The object; an empty one for anything else."""
+    return cast("Json", value) if isinstance(value, dict) else {}
 
 
 def _label(option: Json) -> str:

@@ -13,7 +13,7 @@ from perdure.bounds import printable
 from perdure.client import Client, ClientError, Event, Session
 from perdure.client.events import BOUNDARIES
 
-from .answers import Edit, Json, Question, Unclear, read_answer, read_arguments
+from .answers import Edit, Json, Question, Unclear, object_of, read_answer, read_arguments
 from .screen import Lines, Screen
 from .view import TurnView, call_line, outcome
 
@@ -145,7 +145,7 @@ class Chat:
                 case "message.completed":
                     self._screen.line(str(event.data.get("message") or ""))
                 case _:
-                    self._screen.line(f"{call_line(event.data.get('result') or {})}: {outcome(event)}", "dim")
+                    self._screen.line(f"{call_line(object_of(event.data.get('result')))}: {outcome(event)}", "dim")
 
     def _until_boundary(self, start: int) -> Iterator[Event]:
         for event in self._session.events(start):
@@ -361,7 +361,8 @@ class Chat:
         given = found["arguments"] if isinstance(found, dict) else question.arguments
         text = json.dumps(given, ensure_ascii=False)
         if isinstance(found, Edit):
-            typed = self._line("arguments> ", begun=text)
+            # The line editor shows it as it is. In JSON an escaped character is the same one.
+            typed = self._line("arguments> ", begun=printable(text))
             if typed is None:
                 return found
             text = typed

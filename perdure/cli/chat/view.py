@@ -8,6 +8,7 @@ from perdure.bounds import printable, shortened
 from perdure.client import Draft, Event
 from perdure.client.events import BOUNDARIES
 
+from .answers import object_of
 from .screen import Screen
 
 Json = dict[str, Any]
@@ -115,7 +116,7 @@ class TurnView:
         self._open = (call_id, self._screen.writes)
 
     def _end(self, event: Event) -> None:
-        result: Json = event.data.get("result") or {}
+        result = object_of(event.data.get("result"))
         call_id = str(result.get("callId"))
         shown, began = self._calls.pop(call_id, (call_line(result), ""))
         taken = _seconds(began, event.at)
@@ -165,10 +166,10 @@ def call_line(action: Json) -> str:
 
 def outcome(event: Event) -> str:
     """What came of a call, in a few words."""
-    error: Json = event.data.get("error") or {}
+    error = object_of(event.data.get("error"))
     match event.data.get("status"):
         case "completed":
-            result: Json = event.data.get("result") or {}
+            result = object_of(event.data.get("result"))
             return short(result.get("output"), _OUTCOME)
         case "rejected" if error.get("code") == "TOOL_EXECUTION_DENIED":
             return "denied"

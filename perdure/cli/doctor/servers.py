@@ -5,7 +5,6 @@ import time
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from perdure.bounds import public
 from perdure.errors import Misconfigured, PerdureError, SchemaOutdated, SchemaUnknown
@@ -170,14 +169,15 @@ def _clock(whose: str, ahead: float) -> Finding:
 
 async def store(settings: Settings) -> Sequence[Finding]:
     """Whether the store answers, and whether its schema is the one of this code. It is never changed."""
-    where = _place(settings)
     try:
         opened = await open_store(settings.database, create=False)
     except NoStore:
+        where = _place(settings)
         todo = "`perdure dev` makes it at its start; for separate processes, `perdure migrate`."
         return [warn("store", f"{where} is not there yet.", todo)]
     except Misconfigured as error:
         return [fail("store", error.message, "Mend PERDURE_DATABASE_URL.")]
+    where = _place(settings)
     try:
         version = await opened.check()
     except SchemaOutdated as error:
@@ -209,5 +209,9 @@ def _place(settings: Settings) -> str:
     """Where the store is, without what its address says about a user."""
     if settings.database.startswith("sqlite:///"):
         return f"The store {settings.database.removeprefix('sqlite:///').partition('?')[0]}"
-    parts = urlsplit(settings.database)
-    return f"The store {parts.path.lstrip('/')} at {parts.hostname}{f':{parts.port}' if parts.port else ''}"
+    from perdure.store.postgres.database import address
+
+    # As libpq reads it: a password may have `#`, and there may be several hosts.
+    parts = address(settings.database)
+    ports = f", port {parts['port']}" if "port" in parts else ""
+    return f"The store {parts.get('dbname', '')} at {parts.get('host', 'this machine')}{ports}"

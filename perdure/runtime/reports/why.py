@@ -159,22 +159,28 @@ async def _under_way(
         if driver is None or driver.status != WorkflowExecutionStatus.RUNNING:
             return (), None if driver is None or driver.status is None else driver.status.name.lower()
         turn = await drivers.execution(names.turn_workflow(row.session_id, row.turns - 1))
-        tasks: list[Task] = []
-        for each in (turn, driver):
-            if each is not None and each.status == WorkflowExecutionStatus.RUNNING:
-                tasks += [await _with_pollers(client, task) for task in tasks_of(each)]
+        running = [each for each in (turn, driver) if each and each.status == WorkflowExecutionStatus.RUNNING]
+        tasks = await _with_pollers(client, [task for each in running for task in tasks_of(each)])
     except Unavailable:
         return None, None
     return tasks, "running"
 
 
-async def _with_pollers(client: Client, task: Task) -> Task:
-    if task.state != "scheduled" or task.queue is None:
-        return task
+async def _with_pollers(client: Client, tasks: Sequence[Task]) -> Sequence[Task]:
+    """The tasks with whether a worker polls their queues. Hundreds of calls may wait in one: it is asked about once."""
     from perdure.runtime.deploys.builds import described_queue, pollers_of
 
-    type = TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW if task.kind == "workflow" else _ACTIVITIES
-    return replace(task, served=bool(pollers_of(await described_queue(client, task.queue, type))))
+    served: dict[tuple[str | None, bool], bool] = {}
+    for task in tasks:
+        place = task.queue, task.kind == "workflow"
+        if task.state != "scheduled" or task.queue is None or place in served:
+            continue
+        type = TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW if task.kind == "workflow" else _ACTIVITIES
+        served[place] = bool(pollers_of(await described_queue(client, task.queue, type)))
+    return [
+        replace(task, served=served.get((task.queue, task.kind == "workflow"))) if task.state == "scheduled" else task
+        for task in tasks
+    ]
 
 
 def tasks_of(found: WorkflowExecutionDescription) -> Sequence[Task]:

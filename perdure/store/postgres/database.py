@@ -1,15 +1,16 @@
 """`Database` over PostgreSQL: a pool of connections; each transaction is one pipeline."""
 
 import re
-from collections.abc import AsyncGenerator, Generator, Sequence
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeAlias
 
 import psycopg
+from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import DictRow, dict_row
 from psycopg_pool import AsyncConnectionPool
 
-from perdure.errors import Invalid, OutcomeUnknown, Unavailable
+from perdure.errors import Invalid, Misconfigured, OutcomeUnknown, Unavailable
 from perdure.store.engine import database
 from perdure.store.engine.database import Row, T, Value, Work
 
@@ -28,6 +29,8 @@ KEEPALIVE: dict[str, Any] = {
 }
 
 _PLACEHOLDER = re.compile(r"(?<!:):([a-z_]+)")
+#: There may be several hosts, each with a port.
+_PORTS = re.compile("[0-9,]*")
 
 
 class PostgresTransaction:
@@ -50,6 +53,27 @@ class PostgresTransaction:
 
     async def define(self, statement: str) -> None:
         await self._connection.execute(statement.encode())
+
+
+def address(url: str) -> Mapping[str, Any]:
+    """The parts of an address as libpq reads them; `Misconfigured` for one with a password that has spilt over."""
+    try:
+        parts = conninfo_to_dict(url)
+    except psycopg.ProgrammingError:
+        parts = None
+    if parts is None or _has_spilt(parts):
+        # Not quoted: any of it may be a part of the password.
+        raise Misconfigured(
+            "The address of the PostgreSQL database cannot be read: its options are those of libpq, and the "
+            "special characters of its user and password are percent-encoded (`@` as %40, `/` as %2F)."
+        )
+    return parts
+
+
+def _has_spilt(parts: Mapping[str, Any]) -> bool:
+    """Whether a part of a password has become one of something else, as after an `@` or a `/` in it."""
+    host, port, name = (str(parts.get(each, "")) for each in ("host", "port", "dbname"))
+    return "@" in host or not _PORTS.fullmatch(port) or ("@" in name and "user" not in parts)
 
 
 class PostgresDatabase:

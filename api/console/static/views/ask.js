@@ -1,7 +1,7 @@
 // A request to people: approve or deny a call, change its arguments, choose an option, write an answer.
 import { html, useRef, useState } from "../html.js";
 import { sentence } from "../api.js";
-import { clock, duration, millis, moment, oneLine, parse, pretty, shown } from "../format.js";
+import { clock, duration, editable, millis, moment, oneLine, parse, shown } from "../format.js";
 import { Clipped, Folded, Json } from "../parts.js";
 import { newKey, respond } from "../work.js";
 
@@ -92,7 +92,7 @@ function Approval({ request, draft, write, send, sending }) {
     write(
       draft.editing
         ? { editing: false }
-        : { editing: true, arguments: draft.arguments ?? pretty(request.arguments ?? {}) },
+        : { editing: true, arguments: draft.arguments ?? editable(request.arguments ?? {}) },
     );
   return html`
     ${
