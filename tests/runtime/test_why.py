@@ -9,16 +9,10 @@ import pytest
 from temporalio.client import Client, WorkflowExecutionStatus
 
 from perdure.protocol.deliveries import LOCAL, Capabilities
-from perdure.runtime.drivers.client import DriverClient
-from perdure.runtime.reports.why import SessionFacts, Task, explain
-from perdure.runtime.reports.why import why as why_of
-from temporalio.client import Client
-
-from perdure.protocol.deliveries import LOCAL, Capabilities
 from perdure.runtime.deploys import builds
 from perdure.runtime.drivers.client import DriverClient
 from perdure.runtime.reports.why import SessionFacts, Task, explain
-from perdure.runtime.reports.why import why as ask
+from perdure.runtime.reports.why import why as why_of
 from perdure.store.values import SessionRow
 from tests.support.plugin import StackFactory
 from tests.support.stack import Stack
@@ -149,6 +143,8 @@ async def test_a_session_that_ends_while_its_workflow_is_looked_at_has_ended_and
 async def has_closed(client: Client, session_id: str) -> bool:
     described = await client.get_workflow_handle(session_id).describe()
     return described.status != WorkflowExecutionStatus.RUNNING
+
+
 async def test_a_queue_is_looked_at_once_however_many_calls_wait_in_it(
     stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,7 +163,7 @@ async def test_a_queue_is_looked_at_once_however_many_calls_wait_in_it(
     row = await store.session(session_id)
     assert row is not None
 
-    found = await ask(store, client, DriverClient(client, stack.environment["PERDURE_TASK_QUEUE"]), row)
+    found = await why_of(store, client, DriverClient(client, stack.settings.task_queue), row)
 
     assert (found.code, len(looked_at)) == ("no_worker", 1)
 

@@ -158,7 +158,7 @@ function Why({ id, state, session, unread }) {
     state.status === "waiting" &&
     !unread &&
     !state.attention &&
-    (!session || session.waitingFor === "The next message.");
+    (!session || session.waitingCode === "message");
   const asks = !ended && !idle && (state.attention || state.status !== "running" || quiet);
   const why = usePolled(asks ? path`v1/sessions/${id}/why` : null, { often: 5_000, seldom: 30_000 });
   const open = openRequests(state).length;

@@ -96,7 +96,7 @@ function Entry({ session, chosen }) {
 }
 
 function asksPeople(session) {
-  return session.status === "waiting" && /\((inp_|by )/.test(session.waitingFor ?? "");
+  return session.waitingCode === "input";
 }
 
 /** Those that somebody has to help first, then those that ask, then the newest; each once, and as the filters say. */
