@@ -176,6 +176,7 @@ class Dev:
             # A worker has ten seconds to end its work.
             patience=15.0 if overlaps else 10.0,
             overlaps=overlaps,
+            flag=flag,
         )
 
     def _environment(self) -> dict[str, str | None]:

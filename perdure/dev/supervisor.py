@@ -107,6 +107,8 @@ class Part:
     patience: float = 10.0
     # Whether a process with new code may start while the old one still ends its work. Otherwise that is stopped first.
     overlaps: bool = False
+    # The file into which the process that is ready writes its id.
+    flag: Path | None = None
 
 
 class Supervisor:
@@ -233,19 +235,28 @@ class Keeper:
             try:
                 async with asyncio.timeout(_REPLACEMENT):
                     await self.start()
-            except (PerdureError, TimeoutError) as failure:
-                if self._process is not None:
-                    kill_group(self._process.pid)
-                if self._part.overlaps:
-                    self._process = old
-                    del self._former[old]
-                if isinstance(failure, PerdureError):
+            except (PerdureError, OSError) as failure:
+                await self._keep_old(old)
+                if not isinstance(failure, TimeoutError):
                     raise
                 raise PartFailed(f"The {self._part.name} was not ready within {_REPLACEMENT:g} s.") from None
             if self._part.overlaps:
                 self._former[old] = asyncio.create_task(self._retire(old))
         for oldest in list(self._former)[:-_RETIRING]:
             kill_group(oldest.pid)
+
+    async def _keep_old(self, old: asyncio.subprocess.Process) -> None:
+        """End what did not start in the place of this process, which goes on if it overlaps."""
+        failed = self._process
+        if failed is not None and failed is not old:
+            kill_group(failed.pid)
+            await failed.wait()
+        if self._part.overlaps:
+            self._process = old
+            del self._former[old]
+            if self._part.flag is not None and old.returncode is None:
+                # Each process takes the file away when it starts.
+                self._part.flag.write_text(str(old.pid))
 
     async def stop(self) -> None:
         """Stop all of its processes and write the rest of their output."""

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Generator
@@ -241,6 +242,24 @@ async def test_code_that_is_half_saved_while_its_worker_starts_is_loaded_once_it
 
     async with Talk(project.url) as talk:
         assert await talk.say("use look") == "look: two"
+
+
+def test_a_worker_that_goes_on_because_the_new_one_does_not_start_can_be_killed(start: Start) -> None:
+    project = start().ready()
+    old = project.pid("worker")
+    project.save(AGENT + "\nimport sys\nif '--check' not in sys.argv: raise SystemExit('only to look at')\n")
+    project.refused()
+
+    killed = subprocess.run(
+        command("dev", "--kill", "worker", "--data-dir", str(project.data)),
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+    assert killed.stdout == f"Killed the worker, process {old}.\n", killed.stderr
 
 
 async def test_many_saves_at_once_are_one_restart(start: Start) -> None:
