@@ -203,8 +203,10 @@ function Composer({ sessionId, state, session, onSent }) {
       write("");
       onSent({ deliveryId: receipt.deliveryId, text: message, mode: attempt.mode });
     } catch (refused) {
-      // What was refused may be sent again in another way.
-      if (refused.status >= 400 && refused.status < 500) attempts.delete(sessionId);
+      // What was refused for what it says may be sent again in another way. Others may be let in later, as they are: an
+      // earlier one of the same key may have arrived.
+      const later = [401, 403, 408, 429].includes(refused.status);
+      if (refused.status >= 400 && refused.status < 500 && !later) attempts.delete(sessionId);
       setError(refused);
     } finally {
       attempt.answer = null;
