@@ -74,8 +74,9 @@ class AsyncClient:
         return AsyncSession(self._place(agent), state)
 
     async def health(self) -> Json:
-        """Whether the API answers; asked once."""
-        return await self._transport.get(f"{_BARE}/health", tries=ONCE)
+        """Whether the API answers; asked once, and without the key."""
+        answer = await self._transport.send("GET", f"{_BARE}/health", tries=ONCE, anonymous=True)
+        return answer.object
 
     async def info(self, agent: str | None = None) -> Json:
         """The agent: its model, instructions and tools."""

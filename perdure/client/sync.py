@@ -133,7 +133,7 @@ class Client:
         return Session(self._loop, self._client.session(state, agent=agent))
 
     def health(self) -> Json:
-        """Whether the API answers; asked once."""
+        """Whether the API answers; asked once, and without the key."""
         return self._loop.run(self._client.health())
 
     def info(self, agent: str | None = None) -> Json:

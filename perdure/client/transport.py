@@ -128,15 +128,19 @@ class Transport:
         key: str | None = None,
         headers: Mapping[str, str] | None = None,
         tries: Tries | None = None,
+        anonymous: bool = False,
     ) -> Answer:
-        """Make a request, again while the API cannot take it. A POST without a key is made once."""
+        """Make a request, again while the API cannot take it. A POST without a key is made once.
+
+        `anonymous`: without credentials, for whoever may be there.
+        """
         content = None if body is None else _encoded(body)
         more = {**({"idempotency-key": key} if key else {}), **(headers or {})}
         if content is not None:
             more["content-type"] = "application/json"
 
         async def once() -> Answer:
-            async with self._response(method, path, params, more, content, _READ) as response:
+            async with self._response(method, path, params, more, content, _READ, anonymous=anonymous) as response:
                 raw = await _bounded(response, _MOST, _WHOLE, within=True)
                 return Answer(_decoded(raw), response.headers)
 
@@ -167,10 +171,13 @@ class Transport:
         headers: Mapping[str, str],
         content: bytes | None,
         read: float,
+        *,
+        anonymous: bool = False,
     ) -> AsyncGenerator[httpx2.Response]:
         """The response with its body unread; `ClientError` when it is an error, or there is none."""
-        secret = self._secret()
-        sent = _checked({**self._headers, **({"authorization": f"Bearer {secret}"} if secret else {}), **headers})
+        secret = "" if anonymous else self._secret()
+        known = {} if anonymous else self._headers
+        sent = _checked({**known, **({"authorization": f"Bearer {secret}"} if secret else {}), **headers})
         given = {name: value for name, value in (params or {}).items() if value is not None}
         timeout = httpx2.Timeout(_READ, connect=_CONNECT, read=read, pool=None)
         try:

@@ -397,3 +397,16 @@ async def test_the_last_event_of_a_turn_is_not_lost_when_its_reader_is_interrupt
         types += [event.type async for event in turn]
 
     assert types == ["turn.started", "turn.completed", "session.waiting"]
+
+
+async def test_who_is_asked_whether_it_is_an_api_gets_no_key() -> None:
+    async with (
+        serving(api([], [], health=Told(body={"status": "ready"}), info=Told(body={}))) as server,
+        AsyncClient(server.url, key="a secret key", headers={"x-api-key": "another one"}) as client,
+    ):
+        await client.health()
+        await client.info()
+
+    health, info = server.asked
+    assert not {"authorization", "x-api-key"} & health.headers.keys()
+    assert {"authorization", "x-api-key"} <= info.headers.keys()
