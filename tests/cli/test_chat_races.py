@@ -32,3 +32,26 @@ async def test_a_turn_that_ends_while_one_comes_back_is_not_waited_for() -> None
             await asyncio.to_thread(terminal.type, "/quit")
 
             assert await asyncio.to_thread(terminal.ends) == 0
+
+
+async def test_what_is_refused_at_the_first_question_ends_no_chat() -> None:
+    request = {"requestId": "inp_1", "kind": "question", "prompt": "Which one?", "status": "open"}
+
+    def answer(asked: Asked) -> Told:
+        if asked.path.endswith("/cancel"):
+            return Told(409, {"error": "Not at this moment.", "ok": False, "code": "conflict"})
+        if "/events" in asked.path:
+            return Told(200, {"events": [], "hasMore": False})
+        if asked.path.endswith("/v1/sessions/ses_1"):
+            return Told(200, {"sessionId": "ses_1", "status": "waiting", "openInputs": ["inp_1"]})
+        if "/why" in asked.path:
+            return Told(200, {"code": "input", "details": {"inputs": ["inp_1"]}})
+        return Told(200, {**request, "workflowId": "any", "agent": {"name": "concierge"}})
+
+    async with serving(answer) as server:
+        with Terminal("chat", "--url", server.url, "--session", "ses_1") as terminal:
+            await asyncio.to_thread(terminal.type, "/cancel", prompt="answer> ")
+            await asyncio.to_thread(terminal.shows, "Not at this moment.")
+            await asyncio.to_thread(terminal.type, "/quit")
+
+            assert await asyncio.to_thread(terminal.ends) == 0

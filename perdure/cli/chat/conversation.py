@@ -89,7 +89,7 @@ class Chat:
         code = 0
         try:
             if self._open:
-                self._ask()
+                self._do("/answer")
             while (line := self._line("> ")) is not None:
                 self._do(line)
         except Left:
