@@ -166,7 +166,7 @@ class AsyncSession:
         answer = await self._post(path, {"continuationToken": self._token, **body}, key)
         receipt = _receipt(answer, self._id)
         self._token = answer.value.get("continuationToken") or self._token
-        return AsyncTurn(self, self._place, receipt, await self._begin(receipt, replayed=answer.replayed))
+        return await self._turn(receipt, key, replayed=answer.replayed)
 
     async def _send_as_owner(self, body: Json, key: str) -> "AsyncTurn":
         """The owner needs no token: a message is handed over as a dispatch, and an answer as any responder gives it."""
@@ -185,7 +185,15 @@ class AsyncSession:
             receipt = Receipt(session_id, None, [answer.value], frozenset(closed))
         else:
             raise ClientError("Without its continuation token a session takes a text, or one answer.", code="invalid")
-        return AsyncTurn(self, self._place, receipt, await self._begin(receipt, replayed=answer.replayed))
+        return await self._turn(receipt, key, replayed=answer.replayed)
+
+    async def _turn(self, receipt: Receipt, key: str, *, replayed: bool) -> "AsyncTurn":
+        try:
+            return AsyncTurn(self, self._place, receipt, await self._begin(receipt, replayed=replayed))
+        except ClientError as error:
+            # It is accepted: who sends it again needs the key.
+            error.key = key
+            raise
 
     async def _post(self, path: str, body: Json, key: str, tries: Tries | None = None) -> Answer:
         tries = tries or (_ANSWERS if "inputResponses" in body else None)

@@ -6,6 +6,7 @@ import itertools
 import logging
 import sys
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -410,3 +411,18 @@ async def test_who_is_asked_whether_it_is_an_api_gets_no_key() -> None:
     health, info = server.asked
     assert not {"authorization", "x-api-key"} & health.headers.keys()
     assert {"authorization", "x-api-key"} <= info.headers.keys()
+
+
+async def test_the_error_after_a_message_that_was_accepted_before_has_its_key() -> None:
+    first, again = accepted(), accepted("dlv_2")
+    again = replace(again, headers={"idempotency-replayed": "true"})
+    script = api([first, again], [Told(200, TURN + WAITING)], events=Told(404, {"error": "Gone.", "code": "gone"}))
+    async with serving(script) as server, AsyncClient(server.url) as client:
+        session = client.session()
+        await (await session.send("one")).result()
+
+        with pytest.raises(ClientError) as failed:
+            await session.send("two")
+
+    assert failed.value.code == "gone"
+    assert failed.value.key == server.of("POST", "/ses_1")[0].headers["idempotency-key"]
