@@ -6,6 +6,7 @@ Others are tried by hand: `PERDURE_NEW_EXAMPLES=1 pytest tests/harness/test_bad_
 
 import gc
 import os
+import signal
 from collections.abc import Generator
 
 import pytest
@@ -23,6 +24,10 @@ settings.load_profile("patient")
 
 # Looking for garbage after every few hundred new objects is an eighth of the time of a test that only computes.
 gc.set_threshold(50_000, 20, 50)
+
+# A shell starts what is to run in the background with interrupts ignored, and so would all processes of the tests be.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 pytest_plugins = [
     "tests.support.case_names",

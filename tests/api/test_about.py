@@ -159,6 +159,7 @@ async def test_a_session_shows_what_it_did_and_what_it_waits_for(api: Api) -> No
         "mode": "conversation",
         "status": "waiting",
         "waitingFor": "The next message.",
+        "waitingCode": "message",
         "createdAt": shown["createdAt"],
         "updatedAt": shown["updatedAt"],
         "title": "Plan my holiday",

@@ -195,7 +195,7 @@ def test_a_misspelt_variable_names_the_setting() -> None:
         ({"PERDURE_HOST": "0.0.0.0"}, "knows no caller"),
         ({"PERDURE_DEPLOYMENT": "shop"}, "belong together"),
         ({"PERDURE_TEMPORAL_ADDRESS": "127.0.0.1:1"}, "Temporal at 127.0.0.1:1 does not answer"),
-        ({"PERDURE_AGENTS": "no_such:agent"}, "There is no module 'no_such'"),
+        pytest.param({"PERDURE_AGENTS": "no_such:agent"}, "There is no module 'no_such'", marks=pytest.mark.alone),
         ({"PERDURE_DATABASE_URL": "mysql://x"}, "No store is known for mysql"),
     ],
 )

@@ -359,6 +359,14 @@ class Temporal:
     def time(self) -> float:
         return self._now()
 
+    @property
+    def unsafe(self) -> "Temporal":
+        return self
+
+    def is_replaying(self) -> bool:
+        """Workflows live as long as the test: nothing is executed a second time."""
+        return False
+
     def cancellation_reason(self) -> str | None:
         return "cancelled" if _RUN.get().cancelled else None
 
