@@ -197,6 +197,7 @@ async def test_a_broken_edit_changes_nothing_and_the_next_save_mends_it(start: S
         assert await talk.say("use look") == "look: two"
 
 
+@pytest.mark.slow
 async def test_a_broken_edit_that_is_undone_needs_no_new_processes(start: Start) -> None:
     project = start()
     worker = project.pid("worker")
@@ -212,6 +213,7 @@ async def test_a_broken_edit_that_is_undone_needs_no_new_processes(start: Start)
         assert await talk.say("use look") == "look: one"
 
 
+@pytest.mark.slow
 async def test_refused_code_that_is_saved_again_as_it_is_is_checked_again(start: Start) -> None:
     project = start()
     project.save(AGENT.replace("VERSION", "two") + "Path('prompt.txt').read_text()\n")
@@ -226,6 +228,7 @@ async def test_refused_code_that_is_saved_again_as_it_is_is_checked_again(start:
         assert await talk.say("use look") == "look: two"
 
 
+@pytest.mark.slow
 async def test_code_that_is_half_saved_while_its_worker_starts_is_loaded_once_it_is_whole(start: Start) -> None:
     project = start()
     # As if the file were broken after the check, when the worker reads it.
@@ -244,6 +247,7 @@ async def test_code_that_is_half_saved_while_its_worker_starts_is_loaded_once_it
         assert await talk.say("use look") == "look: two"
 
 
+@pytest.mark.slow
 def test_a_worker_that_goes_on_because_the_new_one_does_not_start_can_be_killed(start: Start) -> None:
     project = start().ready()
     old = project.pid("worker")
@@ -290,6 +294,7 @@ async def test_a_save_of_the_same_length_in_the_same_second_is_loaded(start: Sta
         assert await talk.say("use look") == "look: two"
 
 
+@pytest.mark.slow
 async def test_a_worker_that_dies_while_the_code_is_broken_comes_back_with_the_mend(start: Start) -> None:
     project = start()
     project.save("def broken(:\n")

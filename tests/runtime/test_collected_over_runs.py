@@ -66,6 +66,8 @@ def of_messages(deliveries: list[Json]) -> list[str]:
     return [each["deliveryId"] for each in deliveries]
 
 
+# A second without a message ends what is collected, and so do five seconds in all.
+@pytest.mark.alone
 @pytest.mark.slow_where.with_args(is_inline_and_killed)
 @pytest.mark.parametrize("killed", [False, True])
 async def test_what_is_collected_while_the_driver_continues_as_new_is_one_turn(stack: Stack, killed: bool) -> None:

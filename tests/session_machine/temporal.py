@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequenc
 from contextvars import ContextVar, copy_context
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any, cast
 
 from pydantic_core import from_json, to_json
@@ -242,6 +243,7 @@ class Temporal:
     ActivityCancellationType = workflow.ActivityCancellationType
     ContinueAsNewVersioningBehavior = workflow.ContinueAsNewVersioningBehavior
     logger = logging.getLogger(__name__)
+    unsafe = SimpleNamespace(is_replaying=lambda: False)
 
     def __init__(
         self, processes: Processes, now: Callable[[], float], workers: Sequence[Mapping[str, Callable[..., Any]]]
@@ -358,14 +360,6 @@ class Temporal:
 
     def time(self) -> float:
         return self._now()
-
-    @property
-    def unsafe(self) -> "Temporal":
-        return self
-
-    def is_replaying(self) -> bool:
-        """Workflows live as long as the test: nothing is executed a second time."""
-        return False
 
     def cancellation_reason(self) -> str | None:
         return "cancelled" if _RUN.get().cancelled else None

@@ -16,7 +16,7 @@ Json = dict[str, Any]
 class Talk:
     """One caller and one session. Remembers how much of the stream it has read, as the official client does."""
 
-    def __init__(self, url: str, *, headers: dict[str, str] | None = None, timeout: float = 60.0) -> None:
+    def __init__(self, url: str, *, headers: dict[str, str] | None = None, timeout: float = 120.0) -> None:
         # Nobody speaks TLS in the tests: to read the certificates of all authorities takes as long as several turns.
         self.http = httpx2.AsyncClient(base_url=url, headers=headers, timeout=httpx2.Timeout(timeout), verify=False)
         self.session_id = ""

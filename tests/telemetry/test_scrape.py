@@ -94,6 +94,7 @@ async def test_the_gauges_say_what_waits(scraped: Stack) -> None:
     wait_until(counted, "a session that waits for people")
 
 
+@pytest.mark.slow
 async def test_the_number_of_series_does_not_grow_with_the_sessions(scraped: Stack, ports: list[int]) -> None:
     async def converse(count: int) -> None:
         for _ in range(count):
