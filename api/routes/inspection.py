@@ -1,7 +1,6 @@
 """What callers may look at: sessions, attempts, failed turns, agents, and whether the service answers."""
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import get_args
 
 from starlette.datastructures import QueryParams
@@ -29,13 +28,10 @@ from perdure.session.state import read_turn_number
 from perdure.store.attempts import AttemptPage, AttemptQuery
 from perdure.store.base import Store
 from perdure.store.engine.cursors import SessionSearch
-from perdure.store.engine.rows import stamp
+from perdure.store.engine.rows import stamp_of
 from perdure.store.inputs import Waits
 from perdure.store.lifecycle import DeadLetter, DeadLetterQuery, DeadLetterStatus
 from perdure.store.values import SessionQuery, SessionRow, ShownStatus
-
-#: The last second that a date can show. Builds before the limit of deadlines have stored later ones.
-_LAST_SECOND = 253_402_300_799.0
 
 
 class InspectionRoutes:
@@ -118,7 +114,7 @@ def summary(row: SessionRow, waits: Waits) -> JsonObject:
     if row.below.usage != Usage():
         shown["descendants"] = {"usage": row.below.usage.model_dump(mode="json"), "cost": row.below.dollars}
     if row.bounds is not None and row.bounds.deadline is not None:
-        shown["deadline"] = stamp(datetime.fromtimestamp(min(row.bounds.deadline, _LAST_SECOND), UTC))
+        shown["deadline"] = stamp_of(row.bounds.deadline)
     if row.bounds is not None and row.bounds.idle_seconds is not None:
         shown["idleSeconds"] = row.bounds.idle_seconds
     if row.attention is not None:

@@ -10,14 +10,13 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Protocol, TypeAlias
 
 from perdure.errors import Unavailable
 from perdure.protocol.wire import JsonObject
 from perdure.runtime.drivers.liveness import Sign
 from perdure.store.base import Store
-from perdure.store.engine.rows import stamp
+from perdure.store.engine.rows import stamp_of
 from perdure.store.values import SessionRow
 
 log = logging.getLogger("perdure.api.stream")
@@ -36,7 +35,7 @@ class Stall:
 
     @property
     def shown(self) -> JsonObject:
-        since = stamp(datetime.fromtimestamp(self.since, UTC))
+        since = stamp_of(self.since)
         return {"since": since} if self.held_by is None else {"since": since, "heldBy": self.held_by}
 
 

@@ -1,6 +1,7 @@
 """Why a session does not move, as its owner is told, and how a deployment is."""
 
 import asyncio
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -8,7 +9,7 @@ import httpx2
 import pytest
 from temporalio.client import Client, WorkflowExecutionStatus
 
-from perdure.protocol.deliveries import LOCAL, Capabilities
+from perdure.protocol.deliveries import LOCAL, Bounds, Capabilities
 from perdure.runtime.deploys import builds
 from perdure.runtime.drivers.client import DriverClient
 from perdure.runtime.reports.why import SessionFacts, Task, explain
@@ -259,3 +260,16 @@ def test_what_cannot_move_by_itself_says_so(row: dict[str, Any], code: str, word
     found = explain(SessionFacts(a_row(**row)), NOW)
 
     assert (found.code, words in found.sentence) == (code, True)
+
+
+@pytest.mark.parametrize("zone", ["UTC", "America/New_York", "Pacific/Auckland"])
+def test_a_deadline_beyond_all_dates_is_shown_in_every_time_zone(monkeypatch: pytest.MonkeyPatch, zone: str) -> None:
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        found = explain(SessionFacts(a_row(status="waiting", bounds=Bounds(deadline=1e15))), NOW)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+    assert found.until == "9999-12-31T23:59:59.000Z"

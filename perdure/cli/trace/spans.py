@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Literal, TypeAlias
 
 from perdure.protocol import names
@@ -11,6 +11,7 @@ from perdure.protocol.wire import JsonObject
 from perdure.store.attempts import AttemptQuery, AttemptRow
 from perdure.store.base import Store
 from perdure.store.deliveries import DeliveryRow
+from perdure.store.engine.rows import stamp_of
 from perdure.store.values import EventQuery
 
 Kind: TypeAlias = Literal["turn", "step", "model", "call", "work", "wait"]
@@ -70,8 +71,8 @@ class Span:
             "kind": self.kind,
             "name": self.name,
             "status": self.status,
-            "beganAt": _written(self.began),
-            "endedAt": None if self.ended is None else _written(self.ended),
+            "beganAt": stamp_of(self.began),
+            "endedAt": None if self.ended is None else stamp_of(self.ended),
             "seconds": None if self.seconds is None else round(self.seconds, 3),
             "queuedSeconds": None if self.queued is None else round(self.queued, 3),
             "attempts": len(self.tries) or None,
@@ -324,7 +325,3 @@ def _sum(usages: Iterable[Usage]) -> Usage:
 
 def _time(at: str) -> float:
     return datetime.fromisoformat(at).timestamp()
-
-
-def _written(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -3,7 +3,6 @@
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from perdure.agents import output_schema
@@ -33,7 +32,7 @@ from perdure.protocol.wire import JsonObject
 from perdure.session.state import hash_token, owned_token
 from perdure.store.base import Store
 from perdure.store.deliveries import CancelRequest, DeliveryRow, NewDelivery
-from perdure.store.engine.rows import stamp
+from perdure.store.engine.rows import stamp_of
 from perdure.store.values import InputChanges, NewSession, SessionRow
 
 from .body import Body, Done
@@ -87,7 +86,7 @@ class RunWaits:
         due = begun.due or begun.at
         if due <= body.clock():
             return Done(Settled(status="completed"))
-        return Wait(f"a sleep until {stamp(datetime.fromtimestamp(due, UTC))}", due)
+        return Wait(f"a sleep until {stamp_of(due)}", due)
 
     # --- agents -----------------------------------------------------------------------------------------------
 

@@ -7,7 +7,6 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import Any, TypeAlias, cast
 
 from perdure.agents.approval import OPEN, Approval, ApprovalPolicy, Call, Decision, result_of
@@ -21,7 +20,7 @@ from perdure.protocol.wire import JsonObject
 from perdure.session.inputs import CONTINUED
 from perdure.session.state import Chain
 from perdure.store.base import Store
-from perdure.store.engine.rows import stamp
+from perdure.store.engine.rows import stamp_of
 from perdure.store.inputs import InputRow
 from perdure.store.values import SlotWrite
 
@@ -113,7 +112,7 @@ class Approvals:
             "input": call.arguments,
             "digest": digest(call.arguments),
             "responders": policy.responders,
-            "expires_at": None if expires_at is None else stamp(datetime.fromtimestamp(expires_at, UTC)),
+            "expires_at": None if expires_at is None else stamp_of(expires_at),
             "on_expiry": policy.on_expiry,
         }
         request = InputRequest.model_validate(values)

@@ -79,19 +79,20 @@ def _signs(found: DescribeWorkflowExecutionResponse, heartbeat: float) -> Iterat
     if found.HasField("pending_workflow_task"):
         # A decision takes milliseconds: one that is due for long has no worker that can make it.
         task = found.pending_workflow_task
-        yield Sign(_seconds(task.original_scheduled_time) or _seconds(task.scheduled_time), heartbeat)
+        yield Sign(seconds_of(task.original_scheduled_time) or seconds_of(task.scheduled_time), heartbeat)
 
 
 def _seen(activity: PendingActivityInfo) -> float:
-    seen = max(_seconds(activity.last_heartbeat_time), _seconds(activity.last_started_time))
+    seen = max(seconds_of(activity.last_heartbeat_time), seconds_of(activity.last_started_time))
     failure = activity.last_failure
     died = failure.HasField("timeout_failure_info") and failure.timeout_failure_info.timeout_type in _DEATHS
     # A worker that has reported a failure lives, and the pause until the next attempt is meant. After a death the next
     # attempt is only scheduled, by nobody who works; without any heartbeat before it, no better time is known.
-    return seen if died and seen else max(seen, _seconds(activity.scheduled_time))
+    return seen if died and seen else max(seen, seconds_of(activity.scheduled_time))
 
 
-def _seconds(at: Timestamp) -> float:
+def seconds_of(at: Timestamp) -> float:
+    """Seconds since 1970; 0 of a time that is not known."""
     return at.seconds + at.nanos / 1e9
 
 

@@ -11,7 +11,6 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from importlib.metadata import version
 from time import monotonic
 from typing import TYPE_CHECKING, TypeVar
@@ -26,7 +25,7 @@ from perdure.protocol.wire import JsonObject
 from perdure.runtime.connect import RPC_PATIENCE
 from perdure.runtime.sweeper import repeating
 from perdure.store.base import Store
-from perdure.store.engine.rows import stamp
+from perdure.store.engine.rows import stamp_of, utc_now
 from perdure.telemetry import gauges
 
 if TYPE_CHECKING:
@@ -111,7 +110,7 @@ class Health:
                 known["lastSeenAt"] = max(known["lastSeenAt"], poller["lastSeenAt"])
         found: JsonObject = {
             "version": version("perdure"),
-            "now": stamp(datetime.now(UTC)),
+            "now": utc_now(),
             "store": store.shown,
             "temporal": {**temporal.shown, "namespace": self._client.namespace},
             "queues": queues,
@@ -135,8 +134,7 @@ class Health:
             "name": name,
             "kind": "workflows" if type == _WORKFLOWS else "activities",
             "pollers": [
-                {"identity": identity, "lastSeenAt": stamp(datetime.fromtimestamp(seen[identity], UTC))}
-                for identity in sorted(seen)[:_MOST]
+                {"identity": identity, "lastSeenAt": stamp_of(seen[identity])} for identity in sorted(seen)[:_MOST]
             ],
         }
         if described is not None:

@@ -9,10 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
-from google.protobuf.timestamp_pb2 import Timestamp
 from temporalio.api.enums.v1 import PendingActivityState, TaskQueueType
 from temporalio.api.workflow.v1 import PendingActivityInfo
 from temporalio.client import Client, WorkflowExecutionDescription, WorkflowExecutionStatus
@@ -22,8 +20,9 @@ from perdure.errors import Unavailable
 from perdure.protocol import names
 from perdure.protocol.inputs import Responders
 from perdure.protocol.wire import JsonObject
+from perdure.runtime.drivers.liveness import seconds_of
 from perdure.store.base import Store
-from perdure.store.engine.rows import stamp
+from perdure.store.engine.rows import stamp_of
 from perdure.store.inputs import InputRow, Waits
 from perdure.store.values import SessionQuery, SessionRow
 
@@ -189,15 +188,15 @@ def tasks_of(found: WorkflowExecutionDescription) -> Sequence[Task]:
     tasks = [_task(each) for each in raw.pending_activities]
     if raw.HasField("pending_workflow_task"):
         due = raw.pending_workflow_task
-        started = _seconds(due.started_time)
-        since = started or _seconds(due.original_scheduled_time) or _seconds(due.scheduled_time)
+        started = seconds_of(due.started_time)
+        since = started or seconds_of(due.original_scheduled_time) or seconds_of(due.scheduled_time)
         state = "running" if started else "scheduled"
         tasks.append(Task("workflow", found.task_queue, state, due.attempt, since, heard=since))
     return tasks
 
 
 def _task(pending: PendingActivityInfo) -> Task:
-    next_at = _seconds(pending.next_attempt_schedule_time)
+    next_at = seconds_of(pending.next_attempt_schedule_time)
     state: Literal["paused", "running", "backoff", "scheduled"] = "scheduled"
     if pending.paused:
         state = "paused"
@@ -205,7 +204,7 @@ def _task(pending: PendingActivityInfo) -> Task:
         state = "running"
     elif next_at > time.time() and pending.attempt > 1:
         state = "backoff"
-    started = _seconds(pending.last_started_time)
+    started = seconds_of(pending.last_started_time)
     failure = pending.last_failure.application_failure_info.type or (
         "TIMEOUT" if pending.last_failure.HasField("timeout_failure_info") else ""
     )
@@ -215,7 +214,7 @@ def _task(pending: PendingActivityInfo) -> Task:
         state=state,
         attempt=pending.attempt,
         since=_since(pending, state),
-        heard=max(_seconds(pending.last_heartbeat_time), started),
+        heard=max(seconds_of(pending.last_heartbeat_time), started),
         next_at=next_at,
         failure=failure or None,
         worker=pending.last_worker_identity or None,
@@ -225,9 +224,9 @@ def _task(pending: PendingActivityInfo) -> Task:
 def _since(pending: PendingActivityInfo, state: str) -> float:
     """When its worker began it, when the last attempt ended, or when it was handed out."""
     if state == "running":
-        return _seconds(pending.last_started_time)
-    ended = max(_seconds(pending.last_attempt_complete_time), _seconds(pending.last_started_time))
-    return ended if state == "backoff" and ended else _seconds(pending.scheduled_time)
+        return seconds_of(pending.last_started_time)
+    ended = max(seconds_of(pending.last_attempt_complete_time), seconds_of(pending.last_started_time))
+    return ended if state == "backoff" and ended else seconds_of(pending.scheduled_time)
 
 
 def waiting_for(row: SessionRow, waits: Waits) -> Why | None:
@@ -341,7 +340,7 @@ def _code(task: Task, now: float) -> TaskCode:
 
 
 def _at_work(facts: SessionFacts, task: Task, now: float) -> Why:
-    what, since = _what(task, facts.calls), _stamp(task.since)
+    what, since = _what(task, facts.calls), stamp_of(task.since)
     who = [task.worker] if task.worker else []
     details: JsonObject = {"attempt": task.attempt}
     if task.queue:
@@ -357,12 +356,12 @@ def _at_work(facts: SessionFacts, task: Task, now: float) -> Why:
             sentence = f"No worker polls the task queue {task.queue}, where {what} has waited since {since}."
             return Why(code, sentence, since, details=details)
         case "retrying":
-            until = _stamp(task.next_at)
+            until = stamp_of(task.next_at)
             failed = f" The last one failed with {task.failure}." if task.failure else ""
             sentence = f"Attempt {task.attempt} of {what} begins at {until}.{failed}"
             return Why(code, sentence, since, until, who, details)
         case "worker_silent":
-            heard = _stamp(task.heard)
+            heard = stamp_of(task.heard)
             sentence = f"The worker at {what} has been silent since {heard}; another one takes over when it times out."
             return Why(code, sentence, heard, who=who, details=details)
         case "worker_busy":
@@ -403,7 +402,7 @@ def _at_rest(facts: SessionFacts) -> Why:
         return Why("working", "It works: it is between two activities, or waits for a call on another server.")
     bounds, until = row.bounds, None
     if bounds is not None and bounds.deadline is not None:
-        until = _stamp(min(bounds.deadline, datetime.max.timestamp() - 1))
+        until = stamp_of(bounds.deadline)
     ends = f" It ends at {until}." if until else ""
     return Why("message", f"It waits for the next message.{ends}", row.updated_at, until)
 
@@ -414,11 +413,3 @@ def _deliveries(count: int) -> str:
 
 def _sentence(text: str) -> str:
     return text if text.endswith((".", "!", "?")) else f"{text}."
-
-
-def _stamp(seconds: float) -> str:
-    return stamp(datetime.fromtimestamp(seconds, UTC))
-
-
-def _seconds(at: Timestamp) -> float:
-    return at.seconds + at.nanos / 1e9

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 
 from perdure.errors import Invalid
 from perdure.protocol import names
@@ -24,7 +23,7 @@ from perdure.store.values import Attempt, Commit, Fence, Hold, Partial
 from . import rows
 from .cursors import NEWEST, Place, oldest_first, packed, unpacked, write_cursor
 from .database import Database, Row, Transaction, Value
-from .rows import before, decode_some, encode, encode_some, stamp, stamp_after
+from .rows import before, decode_some, encode, encode_some, stamp_after, stamp_of
 
 #: A number that no turn reaches: up to it, all turns are meant.
 _AFTER_ALL_TURNS = 2**31 - 1
@@ -73,7 +72,7 @@ async def begin(tx: Transaction, commit: Commit, fence: Fence, now: str, *, repl
 def _lease(attempt: Attempt, now: str) -> str:
     if attempt.lease_until is None:
         return stamp_after(now, _LEASE)
-    return stamp(datetime.fromtimestamp(attempt.lease_until, UTC))
+    return stamp_of(attempt.lease_until)
 
 
 async def recovery(tx: Transaction, commit: Commit) -> tuple[NewEvent | None, Partial | None]:

@@ -360,6 +360,8 @@ def answer_text(answer: InputAnswer | None) -> str | None:
     return None if answer is None else encode(answer.model_dump())
 
 
+#: The last second that a date can show. Builds before the limit of deadlines have stored later ones.
+_LAST_SECOND = 253_402_300_799.0
 _COMPACT = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
 _ESCAPED = json.JSONEncoder(separators=(",", ":"), ensure_ascii=True)
 
@@ -437,6 +439,11 @@ def after(moment: str) -> str:
 
 def stamp(moment: datetime) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def stamp_of(seconds: float) -> str:
+    """The time stamp of so many seconds since 1970; of more than a date can show, the last one."""
+    return stamp(datetime.fromtimestamp(min(seconds, _LAST_SECOND), UTC))
 
 
 async def append(tx: Transaction, session_id: str, head: int, events: Sequence[NewEvent], now: str) -> int:
