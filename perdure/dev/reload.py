@@ -8,7 +8,6 @@ import importlib.util
 import os
 import stat
 import sys
-import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,8 @@ import perdure
 from perdure.bounds import printable
 from perdure.errors import PerdureError
 
-from .supervisor import Supervisor, command, die_with_parent, kill_group
+from .program import run_to_end
+from .supervisor import Supervisor, command
 
 #: Folders that hold other people's code. So do those with a dot, and virtual environments of any name.
 _FOREIGN = frozenset({"node_modules", "__pycache__", "site-packages", "dist-packages"})
@@ -215,32 +215,13 @@ class Reload:
 
     async def _checked(self) -> str | None:
         environment = {**os.environ, **self._environment}
-        with tempfile.TemporaryFile() as output:
-            process = await asyncio.create_subprocess_exec(
-                *command("worker", "--check"),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env={name: value for name, value in environment.items() if value is not None},
-                start_new_session=True,
-                preexec_fn=die_with_parent(),
-            )
-            try:
-                async with asyncio.timeout(_LOADED):
-                    code = await process.wait()
-            except TimeoutError:
-                return f"It was not loaded within {_LOADED:g} s."
-            finally:
-                kill_group(process.pid)
-                await process.wait()
-            if code == 0:
-                return None
-            output.seek(max(0, output.seek(0, os.SEEK_END) - _TAIL))
-            lines = [line for line in output.read().decode(errors="replace").splitlines() if line.strip()]
-        # A sentence may have several lines.
-        begin = max((number for number, line in enumerate(lines) if line.startswith("perdure: ")), default=-1)
-        reason = " ".join(lines[begin:]).removeprefix("perdure: ")
-        return printable(reason) or f"The check exited with code {code}."
+        known = {name: value for name, value in environment.items() if value is not None}
+        ran = await run_to_end(command("worker", "--check"), known, _LOADED, tail=_TAIL)
+        if ran.code is None:
+            return f"It was not loaded within {_LOADED:g} s."
+        if ran.code == 0:
+            return None
+        return printable(ran.refusal) or f"The check exited with code {ran.code}."
 
 
 async def _changes(folders: frozenset[str]) -> None:

@@ -4,13 +4,13 @@ import asyncio
 import json
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import NoReturn
 
-from perdure.dev.supervisor import die_with_parent, kill_group
+from perdure.dev.program import Ran, run_to_end
+from perdure.dev.supervisor import command
 from perdure.settings import Settings
 
 from .findings import Finding, fail, ok
@@ -23,59 +23,37 @@ _REACH = "See whether its provider is reachable."
 
 async def declarations(settings: Settings, deadline: float) -> Sequence[Finding]:
     """Whether the agents can be loaded, and would be served. The deadline is one of `time.monotonic`."""
-    code, lines = await _said(["-m", "perdure", "worker", "--check"], settings, deadline)
-    if code == 0:
+    ran = await _run(command("worker", "--check"), settings, deadline)
+    if ran.code == 0:
         return [ok("agents", f"{settings.agents} can be served.")]
-    if code is None:
+    if ran.code is None:
         todo = "See what its module does when it is imported; `perdure worker --check` waits longer."
         return [fail("agents", f"{settings.agents} was not loaded in time.", todo)]
-    begin = max((number for number, line in enumerate(lines) if line.startswith("perdure: ")), default=-1)
-    reason = " ".join(lines[begin:]).removeprefix("perdure: ")
-    return [fail("agents", reason or f"The check exited with code {code}.", "Mend it: a worker would not start.")]
+    reason = ran.refusal or f"The check exited with code {ran.code}."
+    return [fail("agents", reason, "Mend it: a worker would not start.")]
 
 
 async def call_models(settings: Settings, deadline: float) -> Sequence[Finding]:
     """Whether each model of the agents answers."""
     last = time.time() + deadline - time.monotonic() - _REST
-    code, lines = await _said(["-m", __name__, str(last)], settings, deadline)
-    if code is None:
+    ran = await _run([sys.executable, "-m", __name__, str(last)], settings, deadline)
+    if ran.code is None:
         return [fail("model", "No model answered in time.", _REACH)]
-    if code or not lines:
+    if ran.code or not ran.lines:
         return [fail("model", "No model was called.", "See the line about the agents.")]
-    return [Finding(**each) for each in json.loads(lines[-1])]
+    return [Finding(**each) for each in json.loads(ran.lines[-1])]
 
 
-async def _said(words: Sequence[str], settings: Settings, deadline: float) -> tuple[int | None, Sequence[str]]:
-    """The exit code and the last lines of our own program with these words; no code if it did not end in time."""
-    with tempfile.TemporaryFile() as output:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *words,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env={
-                **os.environ,
-                "PERDURE_AGENTS": settings.agents,
-                "PERDURE_DATA_DIR": str(settings.data_dir),
-                # A doctor leaves nothing behind.
-                "PYTHONDONTWRITEBYTECODE": "1",
-            },
-            start_new_session=True,
-            preexec_fn=die_with_parent(),
-        )
-        code = None
-        try:
-            async with asyncio.timeout(deadline - time.monotonic()):
-                code = await process.wait()
-        except TimeoutError:
-            pass
-        finally:
-            kill_group(process.pid)
-        await process.wait()
-        output.seek(max(0, output.seek(0, os.SEEK_END) - _TAIL))
-        text = output.read().decode(errors="replace")
-    return code, [line for line in text.splitlines() if line.strip()]
+async def _run(words: Sequence[str], settings: Settings, deadline: float) -> Ran:
+    """Run one of our own programs with these agents."""
+    environment = {
+        **os.environ,
+        "PERDURE_AGENTS": settings.agents,
+        "PERDURE_DATA_DIR": str(settings.data_dir),
+        # A doctor leaves nothing behind.
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    return await run_to_end(words, environment, deadline - time.monotonic(), tail=_TAIL)
 
 
 async def _call(name: str, deadline: float) -> Finding:
